@@ -1,0 +1,18 @@
+"""What every command shares: JSON on stdout and nothing else there; talk goes to stderr."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+log = Console(stderr=True, highlight=False)
+
+
+def print_json(values: dict[str, Any]) -> None:
+    """One JSON object on one line; Chinese stays readable."""
+    print(json.dumps(values, ensure_ascii=False), flush=True)

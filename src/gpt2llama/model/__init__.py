@@ -1,0 +1,1 @@
+"""The model: one Transformer, one config. Imports nothing else of ours but `errors`."""
