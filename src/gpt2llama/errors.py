@@ -12,8 +12,8 @@ import math
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import MISSING, fields
-from typing import Any, ClassVar
+from dataclasses import MISSING, asdict, fields, replace
+from typing import Any, ClassVar, Self
 
 
 class Gpt2LlamaError(Exception):
@@ -70,19 +70,47 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 class CheckedFields:
     """Mixin of a frozen config dataclass: every field must fit its annotation, or ConfigError.
 
-    Numbers are finite and above 0, those named in ZERO_ALLOWED at least 0.
+    Numbers are finite and above 0, those named in ZERO_ALLOWED at least 0. A field that may be
+    one of several such dataclasses tells them apart by their KIND: `{"type": KIND, …}` as a dict.
     """
 
     ZERO_ALLOWED: ClassVar[tuple[str, ...]] = ()
+    KIND: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for name, hint in typing.get_type_hints(type(self)).items():
-            if name == "ZERO_ALLOWED":
-                continue
-            value, least = getattr(self, name), "at least" if name in self.ZERO_ALLOWED else "above"
+        hints = typing.get_type_hints(type(self))
+        for name in field_names(type(self)):
+            value, hint = getattr(self, name), hints[name]
+            if isinstance(value, dict):  # as read from TOML or JSON
+                value = _from_tagged(name, value, hint)
+                object.__setattr__(self, name, value)
+            least = "at least" if name in self.ZERO_ALLOWED else "above"
             if not _fits(value, hint, zero=least == "at least"):
                 wanted = " or ".join(_describe(part, least) for part in _parts(hint))
                 raise ConfigError(f"{name} must be {wanted} (got {value!r})")
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these fields changed; an unknown one is a ConfigError with the nearest."""
+        check_names(type(self).__name__, type(self), changes)
+        return replace(self, **changes)  # type: ignore[type-var]  # a dataclass
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON or TOML; `from_dict` is the way back."""
+        values = asdict(self)  # type: ignore[call-overload]  # a dataclass
+        for name in values:
+            if isinstance(part := getattr(self, name), CheckedFields):
+                values[name] = {"type": part.KIND} | values[name]
+        return dict(values)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Raises ConfigError for an unknown key, a missing one or a bad value."""
+        check_names(cls.__name__, cls, values, complete=True)
+        return cls(**values)
+
+
+def field_names(cls: Any) -> list[str]:
+    return [f.name for f in fields(cls)]
 
 
 def check_names(owner: str, cls: Any, values: dict[str, Any], complete: bool = False) -> None:
@@ -96,6 +124,15 @@ def check_names(owner: str, cls: Any, values: dict[str, Any], complete: bool = F
         raise ConfigError(f"{owner} lacks {', '.join(lacking)}")
 
 
+def _from_tagged(name: str, values: dict[str, Any], hint: Any) -> Any:
+    kinds = {part.KIND: part for part in _parts(hint) if hasattr(part, "KIND")}
+    kind, rest = values.get("type"), {k: v for k, v in values.items() if k != "type"}
+    if str(kind) not in kinds:
+        raise ConfigError(f"{name} type {kind!r} must be one of {', '.join(kinds)}")
+    check_names(f"{name} {kind!r}", kinds[str(kind)], rest, complete=True)
+    return kinds[str(kind)](**rest)
+
+
 def _parts(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) is types.UnionType else (hint,)
 
@@ -106,7 +143,7 @@ def _fits(value: object, hint: Any, zero: bool) -> bool:
             fits = value in typing.get_args(part)
         elif part in (int, float):  # a bool is no number here, though Python says it is
             number = type(value) is int or (part is float and type(value) is float)
-            fits = number and math.isfinite(value) and (value > 0 or (zero and value == 0))
+            fits = number and math.isfinite(value) and (value > 0 or (zero and value == 0))  # type: ignore
         else:
             fits = isinstance(value, part)
         if fits:

@@ -52,7 +52,7 @@ def test_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         (["gpt2", "--context", "1025"], 1, "max_seq_len=1024"),
         (["gpt2", "--context", "0"], 2, "--context"),
         (["gpt2", "--batch", "x"], 2, "--batch"),
-        ([], 2, "NAME"),
+        ([], 2, "Missing argument"),
     ],
 )
 def test_refusals(

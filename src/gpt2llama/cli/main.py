@@ -23,7 +23,7 @@ COMMANDS = {
     "eval": "Bits per byte and perplexity of a text.",
     "generate": "Continue a text.",
     "plan": "Parameters, FLOPs and bytes of a config, by arithmetic.",
-    "bench": "Measure training speed against this machine's limit.",
+    "bench": "Measure speed against this machine's limit.",
 }
 
 

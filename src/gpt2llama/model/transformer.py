@@ -4,11 +4,8 @@ Shapes: B batch, T query tokens, S keys (cached and new), D d_model, H heads, K 
 E head_dim, F d_ff, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +15,11 @@ from torch import Tensor, nn
 from ..errors import InputError
 from .config import ModelConfig
 from .kv_cache import KVCache
-from .position import Rope, Sinusoids, rotate
+from .position import Rope, rotate, sinusoids
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Any] = {
     "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),  # So et al. 2021 (Primer)
+    "relu2": lambda x: F.relu(x).square(),  # So et al. 2021
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's
     "silu": F.silu,  # gated, this is SwiGLU (Shazeer 2020)
@@ -36,10 +33,8 @@ def make_norm(cfg: ModelConfig) -> nn.Module:
 
 
 def visible(q_pos: Tensor, k_pos: Tensor, real: Tensor | None, window: int | None) -> Tensor:
-    """The one mask: which of the keys at k_pos (B|1, S) a query at q_pos (B|1, T) sees.
-
-    Bool (B|1, 1, T, S). `real` marks keys that are no padding; a query left with none sees all
-    of them, so that rows of padding stay finite.
+    """The one mask, bool (B|1, 1, T, S): keys at k_pos (B|1, S) that queries at q_pos (B|1, T) see.
+    `real` (B, S) marks keys that are no padding; a query left with none sees all, to stay finite.
     """
     distance = q_pos[:, :, None] - k_pos[:, None, :]
     seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
@@ -73,16 +68,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float)
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, enable_gqa=grouped)
 
 
-@dataclass
-class Pass:
-    """What one forward pass hands to every layer."""
-
-    rope: tuple[Tensor, Tensor] | None  # cos, sin
-    mask: Tensor | None  # None: causal over T = S, or one query that sees every key
-    cache: KVCache | None
-    weights: list[Tensor] | None  # attention weights asked for, a layer each
-
-
 class Attention(nn.Module):
     """Causal self-attention; MHA, GQA and MQA are n_kv_heads = H, fewer, 1."""
 
@@ -94,40 +79,39 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(cfg.d_model, kv_width, cfg.qkv_bias)
         self.v_proj = nn.Linear(cfg.d_model, kv_width, cfg.qkv_bias)
         self.o_proj = nn.Linear(q_width, cfg.d_model, cfg.out_bias)
-        self.q_norm = nn.RMSNorm(self.size, cfg.norm_eps) if cfg.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(self.size, cfg.norm_eps) if cfg.qk_norm else nn.Identity()
+        norm = partial(nn.RMSNorm, self.size, cfg.norm_eps) if cfg.qk_norm else nn.Identity
+        self.q_norm, self.k_norm = norm(), norm()
 
-    def forward(self, x: Tensor, now: Pass) -> Tensor:
+    def forward(self, x: Tensor, rope: Any, mask: Any, cache: Any, weights: Any) -> Tensor:
+        """rope: (cos, sin) · mask: as `attend` · weights: a list to append to · each may be None"""
         heads = (*x.shape[:2], -1, self.size)
         q = self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2)  # (B, H, T, E)
         k = self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2)  # (B, K, T, E)
         v = self.v_proj(x).view(heads).transpose(1, 2)
-        if now.rope is not None:
-            q, k = rotate(q, *now.rope), rotate(k, *now.rope)
-        if now.cache is not None:
-            k, v = now.cache.write(self.layer, k, v)  # (B, K, S, E)
-        if now.weights is not None:  # beside the answer, so that asking does not change it
-            now.weights.append(attention_weights(q, k, now.mask))
-        out = attend(q, k, v, now.mask, self.dropout if self.training else 0.0)
+        if rope is not None:
+            q, k = rotate(q, *rope), rotate(k, *rope)
+        if cache is not None:
+            k, v = cache.write(self.layer, k, v)  # (B, K, S, E)
+        if weights is not None:  # beside the answer, so that asking does not change it
+            weights.append(attention_weights(q, k, mask))
+        out = attend(q, k, v, mask, self.dropout if self.training else 0.0)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
-    """D -> F -> D; gated, the activation of a second projection multiplies the first."""
+    """D -> F -> D; gated: the activation of a second projection multiplies the first."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[cfg.activation]
-        gate = nn.Linear(cfg.d_model, cfg.d_ff, cfg.mlp_bias) if cfg.gated_mlp else None
-        self.gate_proj = gate
-        self.up_proj = nn.Linear(cfg.d_model, cfg.d_ff, cfg.mlp_bias)
-        self.down_proj = nn.Linear(cfg.d_ff, cfg.d_model, cfg.mlp_bias)
+        linear = partial(nn.Linear, bias=cfg.mlp_bias)
+        self.gate_proj = linear(cfg.d_model, cfg.d_ff) if cfg.gated_mlp else None
+        self.up_proj, self.down_proj = linear(cfg.d_model, cfg.d_ff), linear(cfg.d_ff, cfg.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        up = self.up_proj(x)
         if self.gate_proj is None:
-            return self.down_proj(self.activation(up))
-        return self.down_proj(self.activation(self.gate_proj(x)) * up)
+            return self.down_proj(self.activation(self.up_proj(x)))
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
@@ -140,60 +124,54 @@ class Block(nn.Module):
         self.self_attn, self.mlp = Attention(cfg, layer), MLP(cfg)
         self.dropout = nn.Dropout(cfg.dropout)
 
-    def forward(self, x: Tensor, now: Pass) -> Tensor:
+    def forward(self, x: Tensor, *how: Any) -> Tensor:
         if self.pre:
-            x = x + self.dropout(self.self_attn(self.attn_norm(x), now))
+            x = x + self.dropout(self.self_attn(self.attn_norm(x), *how))
             return x + self.dropout(self.mlp(self.mlp_norm(x)))
-        x = self.attn_norm(x + self.dropout(self.self_attn(x, now)))
+        x = self.attn_norm(x + self.dropout(self.self_attn(x, *how)))
         return self.mlp_norm(x + self.dropout(self.mlp(x)))
 
 
 class Transformer(nn.Module):
     """ids, int64 (B, T) -> logits (B, T, V).
 
-    ```
-    ids ─ embed_tokens [· √D] [+ embed_positions] ─ L × Block ─ [norm] ─ lm_head ─ [softcap]
-    ```
+        ids ─ embed_tokens [· √D] [+ embed_positions] ─ L × Block ─ [norm] ─ lm_head ─ [softcap]
+
     cache: appends the T tokens to it; any split of a text gives the one-shot logits.
     attention_mask: bool (B, T), False = padding on either side; positions count real tokens.
     positions: int64 (B|1, T), where the tokens stand; a query sees keys at or before its own.
     logits_to_keep: the head on the last k tokens only; 0 means all.
-    return_attention: also one (B, H, T, S) tensor a layer; the logits are the same.
+    return_attention: also a list of (B, H, T, S) weights, one a layer; the logits are the same.
     Raises InputError for shapes that do not fit and positions past a learned table.
     """
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
-        self.config = cfg
+        self.config, self.window, self.softcap = cfg, cfg.sliding_window, cfg.logit_softcap
+        self.scale = math.sqrt(cfg.d_model) if cfg.embed_scale else 1.0
         self.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.d_model)
-        self.embed_positions: nn.Module | None = None
+        self.embed_positions: Any = None
         if cfg.position == "learned":
             self.embed_positions = nn.Embedding(cfg.max_seq_len, cfg.d_model)
         elif cfg.position == "sinusoidal":
-            self.embed_positions = Sinusoids(cfg.d_model)
-        self.position_limit = cfg.max_seq_len if cfg.position == "learned" else None
+            self.embed_positions = partial(sinusoids, d_model=cfg.d_model)
+        self.position_limit = cfg.max_seq_len if cfg.position == "learned" else math.inf
         self.rope = Rope(cfg) if cfg.position == "rope" else None
-        self.scale = math.sqrt(cfg.d_model) if cfg.embed_scale else 1.0
         self.dropout = nn.Dropout(cfg.dropout)
         self.layers = nn.ModuleList(Block(cfg, layer) for layer in range(cfg.n_layers))
         self.norm = make_norm(cfg) if cfg.norm_placement == "pre" else nn.Identity()
         self.lm_head = nn.Linear(cfg.d_model, cfg.vocab_size, bias=False)
         if cfg.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        self.softcap, self.window = cfg.logit_softcap, cfg.sliding_window
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Normal(0, 0.02), residual projections / sqrt(2 L) as in GPT-2; norms 1, biases 0."""
         for name, p in self.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(p)
-            elif p.dim() == 1:
-                nn.init.ones_(p)
-            else:
-                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                depth = 2 * self.config.n_layers if residual else 1
-                nn.init.normal_(p, std=0.02 / math.sqrt(depth))
+            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = 0.02 / math.sqrt(2 * self.config.n_layers if residual else 1)
+            one = 0.0 if name.endswith("bias") else 1.0
+            nn.init.normal_(p, std=std) if p.dim() > 1 else nn.init.constant_(p, one)
 
     def forward(self, ids: Tensor, *, logits_to_keep: int = 0, **how: Any) -> Any:
         hidden = self.hidden(ids, **how)
@@ -212,22 +190,22 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """The same arguments; (B, T, D) after the final norm."""
-        positions, mask = self.place(ids, cache, attention_mask, positions)
+        """(B, T, D) after the final norm; arguments as of forward."""
+        positions, mask = self._place(ids, cache, attention_mask, positions)
         x = self.embed_tokens(ids) * self.scale
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions).to(x.dtype)
-        x = self.dropout(x)
         rope = None if self.rope is None else self.rope(positions, x.dtype)
-        now = Pass(rope, mask, cache, [] if return_attention else None)
+        weights: list[Tensor] | None = [] if return_attention else None
+        x = self.dropout(x)
         for layer in self.layers:
-            x = layer(x, now)
+            x = layer(x, rope, mask, cache, weights)
+        x = self.norm(x)
         if cache is not None:
             cache.commit()
-        x = self.norm(x)
-        return x if now.weights is None else (x, now.weights)
+        return x if weights is None else (x, weights)
 
-    def place(
+    def _place(
         self, ids: Tensor, cache: KVCache | None, real: Tensor | None, positions: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Where the tokens stand (B|1, T), and the mask, unless the kernel's own will do."""
@@ -237,23 +215,17 @@ class Transformer(nn.Module):
             raise InputError(f"attention_mask must be bool {ids.shape} (got {real.dtype})")
         if cache is not None and len(cache.length) != len(ids):
             raise InputError(f"ids have {len(ids)} rows and the cache {len(cache.length)}")
-        start, steps = cache.end if cache is not None else 0, ids.shape[1]
+        start, steps = cache.end if cache else 0, ids.shape[1]
         plain = real is None and positions is None and (cache is None or cache.plain)
         if positions is None:
-            positions = torch.arange(start, start + steps, device=ids.device)[None]
-            if not plain:
-                order = positions - start if real is None else (real.cumsum(1) - 1).clamp(min=0)
-                positions = order + (0 if cache is None else cache.length[:, None])
-        if self.position_limit is not None:
-            last = start + steps if plain else int(positions.max()) + 1
-            if last > self.position_limit:
-                raise InputError(
-                    f"the text needs {last} positions and the learned table has "
-                    f"max_seq_len={self.position_limit}; shorten it, or use position 'rope'"
-                )
-        k_pos, k_real = (positions, real)
-        if cache is not None:
-            k_pos, k_real = cache.place(positions, real, plain)
+            order = torch.arange(steps, device=ids.device)[None]
+            order = order if real is None else (real.cumsum(1) - 1).clamp(min=0)
+            positions = order + (start if plain or cache is None else cache.length[:, None])
+        end = start + steps if plain or self.position_limit == math.inf else positions.max() + 1
+        if end > self.position_limit:
+            rule = f"the learned table has max_seq_len={self.position_limit}: shorten the text"
+            raise InputError(f"{int(end)} positions are needed and {rule}")
+        k_pos, k_real = cache.place(positions, real, plain) if cache else (positions, real)
         keys = k_pos.shape[1]
         if plain and steps in (1, keys) and (self.window is None or keys <= self.window):
             return positions, None

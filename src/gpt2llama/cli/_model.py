@@ -1,0 +1,15 @@
+"""A model with its tokenizer, for the commands that need both."""
+
+from __future__ import annotations
+
+from ..errors import TokenizerError
+from ..model.transformer import Transformer
+from ..tokenizer import Tokenizer
+from ..weights import load
+
+
+def load_with_tokenizer(path: str) -> tuple[Transformer, Tokenizer]:
+    model, tokenizer = load(path)
+    if tokenizer is None:
+        raise TokenizerError(f"{path} has no tokenizer; put its tokenizer.json beside the weights")
+    return model, tokenizer

@@ -1,0 +1,49 @@
+"""Training in the terminal: a bar with ETA, tokens/s and loss; plain lines where there is none."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ._print import log
+
+
+class TrainingProgress:
+    """A context; `update` takes the lines of metrics.jsonl. `last` keeps the newest figures."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.last = steps, dict[str, Any]()
+        self.bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            TextColumn("{task.completed:,}/{task.total:,} steps"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=log,
+            disable=not log.is_terminal,
+        )
+        self.task = self.bar.add_task("training", total=steps, figures="")
+        self._shown = time.monotonic()
+
+    def __enter__(self) -> TrainingProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def update(self, line: dict[str, Any]) -> None:
+        self.last |= line
+        figures = f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s"
+        self.bar.update(self.task, completed=line["step"], figures=figures)
+        now = time.monotonic()
+        if "bits_per_byte" in line:
+            log.print(f"step {line['step']:,}: held out {line['bits_per_byte']:.3f} bits per byte")
+        elif not log.is_terminal and now - self._shown > 10:
+            left = (self.steps - line["step"]) * line["seconds"] / line["step"]
+            log.print(f"step {line['step']:,}/{self.steps:,}: {figures}, {left:.0f} s left")
+            self._shown = now

@@ -1,0 +1,69 @@
+"""`gpt2llama generate PATH PROMPT`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from ._print import Json, log, print_json
+from ._text import read_text
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def generate(
+    path: Annotated[str, typer.Argument(help="A model: a folder or a run.")],
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads stdin.")],
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 64,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Only the k likeliest.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest, up to p.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Not below p × the likeliest.")] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="1 is none.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same text each time.")] = None,
+    num_samples: Annotated[int, typer.Option(min=1, help="Continuations of the prompt.")] = 1,
+    json: Json = False,
+) -> None:
+    """Continue a text. Only what is new goes to stdout, as it comes."""
+    text = read_text(prompt) if prompt == "-" else prompt
+    from ..generate import complete
+    from ._model import load_with_tokenizer
+
+    model, tokenizer = load_with_tokenizer(path)
+    samples, steps = complete(
+        model,
+        tokenizer,
+        text,
+        num_samples=num_samples,
+        max_new_tokens=max_new_tokens,
+        stop=stop or (),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    start = time.perf_counter()
+    for _ in steps:
+        if num_samples == 1 and not json:
+            print(samples[0].take(), end="", flush=True)
+    seconds = time.perf_counter() - start
+    rate = sum(len(sample.ids) for sample in samples) / seconds
+    if json:
+        answers = [
+            {"text": s.text, "tokens": len(s.ids), "finish_reason": s.finish_reason}
+            for s in samples
+        ]
+        one = answers[0] if num_samples == 1 else {"samples": answers}
+        print_json({**one, "tokens_per_second": rate})
+    elif num_samples == 1:
+        print()
+    else:
+        print("\n".join(f"--- {i}\n{sample.text}" for i, sample in enumerate(samples, start=1)))
+    if any(sample.finish_reason == "context" for sample in samples):
+        log.print(f"stopped at the model's context of {model.config.max_seq_len} tokens")

@@ -1,0 +1,65 @@
+"""`gpt2llama train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from ._print import Json, log, print_json
+from ._progress import TrainingProgress
+
+app = typer.Typer()
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="The run's folder.")],
+    preset: Annotated[str | None, typer.Option(help="A named model to start from.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A run as TOML (a config.toml).")] = None,
+    data: Annotated[Path | None, typer.Option(help="A folder of `data prepare`.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
+    json: Json = False,
+) -> None:
+    """Train a model from scratch, or go on with --resume.
+
+    Fields for --set: those of the model (n_layers, norm, position …) and steps, batch_size,
+    seq_len, accumulate, lr, optimizer, schedule, warmup_steps, weight_decay, clip, eval_every,
+    checkpoint_every, patience, seed, dtype, device, compile.
+    """
+    from ..model.presets import preset as named
+    from ..train.config import RunConfig, TrainConfig
+    from ..train.run import train as train_run
+    from ..train.trainer import Interrupted
+
+    if preset and config:
+        raise ConfigError("--preset and --config exclude each other; give one")
+    if config is None and preset is None and resume and (out / "config.toml").exists():
+        config = out / "config.toml"
+    if config is not None:
+        run = RunConfig.read(config)
+    elif preset is not None:
+        run = RunConfig(model=named(preset), train=TrainConfig(), data="")
+    else:
+        raise ConfigError("name what to train: --preset zh-3m, or --config run.toml")
+    if data is not None:
+        run = RunConfig(model=run.model, train=run.train, data=str(data.resolve()))
+    if not run.data:
+        raise ConfigError("--data is missing: give the folder that `data prepare` wrote")
+    run = run.set(settings or [])
+    try:
+        with TrainingProgress(run.train.steps) as shown:
+            done = train_run(run, out, resume=resume, report=shown.update)
+    except Interrupted as error:
+        log.print(f"{error}; go on with: gpt2llama train --out {out} --resume")
+        raise typer.Exit(130) from None
+    result = {"run": str(out), "step": done.step, "tokens": done.tokens, **shown.last}
+    if json:
+        print_json(result)
+    else:
+        log.print(f"{done.step} steps, {done.tokens:,} tokens in {done.seconds:.0f} s: {out}")

@@ -1,0 +1,153 @@
+"""TrainConfig, and a run as TOML plus typed `key=value`."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from ..errors import CheckedFields, ConfigError, FileError, check_names, did_you_mean
+from ..model.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(CheckedFields):
+    """How one run learns. `steps` are optimiser steps, `warmup_steps` among them.
+
+    `optimizer`: adamw, or muon for the hidden matrices with adamw for the rest. `schedule`: after
+    the warm-up cosine, wsd (constant, then linear over the last `decay` of the steps) or constant,
+    down to `min_lr` times `lr`. `patience`: evaluations without progress before stopping early.
+    `dtype` auto is bf16 where the device multiplies it natively; weights are fp32 throughout.
+    `compile` auto compiles where the run is long enough to earn it and a C++ compiler exists.
+    """
+
+    ZERO_ALLOWED: ClassVar = ("warmup_steps", "weight_decay", "min_lr", "seed", "beta1", "beta2")
+
+    steps: int = 1000
+    batch_size: int = 16
+    seq_len: int | None = None  # None: the model's max_seq_len
+    accumulate: int = 1
+    lr: float = 1e-3
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup_steps: int = 50
+    decay: float = 0.3
+    min_lr: float = 0.1
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip: float | None = 1.0
+    eval_every: int | None = 250
+    checkpoint_every: int | None = 250
+    patience: int | None = None
+    seed: int = 0
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    device: str = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        check_names("TrainConfig", TrainConfig, changes)
+        return replace(self, **changes)
+
+
+def learning_rate(cfg: TrainConfig, step: int) -> float:
+    """The rate of step `step` (counted from 0): warm-up, then `cfg.schedule`."""
+    if step < cfg.warmup_steps:
+        return cfg.lr * (step + 1) / cfg.warmup_steps
+    done = (step - cfg.warmup_steps) / max(1, cfg.steps - cfg.warmup_steps)
+    if cfg.schedule == "constant":
+        share = 1.0
+    elif cfg.schedule == "cosine":
+        share = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    else:
+        share = min(1.0, max(0.0, (1 - done) / cfg.decay))
+    return cfg.lr * (cfg.min_lr + (1 - cfg.min_lr) * share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a run's numbers; `config.toml` in its folder."""
+
+    model: ModelConfig
+    train: TrainConfig
+    data: str
+
+    @property
+    def seq_len(self) -> int:
+        return self.train.seq_len or self.model.max_seq_len
+
+    def to_toml(self) -> str:
+        lines = [f"data = {json.dumps(self.data, ensure_ascii=False)}"]
+        for section in ("model", "train"):
+            part = getattr(self, section)
+            values = part.to_dict() if isinstance(part, ModelConfig) else asdict(part)
+            lines += ["", f"[{section}]"]
+            lines += [f"{k} = {_toml(v)}" for k, v in values.items() if v is not None]
+        return "\n".join(lines) + "\n"
+
+    def set(self, pairs: list[str]) -> RunConfig:
+        """Applies `key=value` strings; the key may be a field of the model or of the training."""
+        known = {f.name: "train" for f in fields(TrainConfig)}
+        known |= {f.name: "model" for f in fields(ModelConfig)}
+        changes: dict[str, dict[str, Any]] = {"model": {}, "train": {}}
+        for pair in pairs:
+            key, equals, text = pair.partition("=")
+            if not equals:
+                raise ConfigError(f"--set {pair!r} must have the form key=value")
+            if key not in known:
+                raise ConfigError(f"--set: there is no field {key!r}{did_you_mean(key, known)}")
+            changes[known[key]][key] = _value(text)
+        run = replace(self, model=self.model.replace(**changes["model"]))
+        return replace(run, train=run.train.replace(**changes["train"])).checked()
+
+    def checked(self) -> RunConfig:
+        if self.seq_len > self.model.max_seq_len:
+            raise ConfigError(
+                f"seq_len {self.seq_len} is above the model's max_seq_len "
+                f"{self.model.max_seq_len}; raise max_seq_len or lower seq_len"
+            )
+        if self.train.decay > 1 or self.train.min_lr > 1:
+            raise ConfigError(
+                "decay and min_lr are shares, at most 1 "
+                f"(got decay={self.train.decay}, min_lr={self.train.min_lr})"
+            )
+        return self
+
+    @classmethod
+    def read(cls, path: str | Path) -> RunConfig:
+        """From a TOML file with `data`, [model] and [train]."""
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise FileError(f"cannot read {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from error
+        check_names(str(path), cls, values)
+        train, model = values.get("train", {}), values.get("model", {})
+        check_names(f"[train] in {path}", TrainConfig, train)
+        run = cls(
+            model=ModelConfig.from_dict(model),
+            train=TrainConfig(**train),
+            data=str(values.get("data", "")),
+        )
+        return run.checked()
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = ", ".join(f"{k} = {_toml(v)}" for k, v in value.items() if v is not None)
+        return f"{{{inner}}}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _value(text: str) -> Any:
+    """A TOML value (1e-3, true, {type = "linear", factor = 2}), none, or else a bare word."""
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

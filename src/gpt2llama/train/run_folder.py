@@ -1,0 +1,157 @@
+"""A run's folder: config.toml, metrics.jsonl, checkpoints/step-NNNNNN/, latest, best.
+
+One process holds it at a time; a checkpoint appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import FileError, WeightsError
+from ..weights.files import read_json, read_tensors, write_json, write_tensors
+
+
+class RunFolder:
+    """`resume`: take up a used folder; else it must be new or empty. Raises FileError."""
+
+    def __init__(self, path: str | Path, resume: bool = False) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock = _hold(self.path / ".lock")
+        except OSError as error:
+            raise FileError(f"cannot use {path} as a run folder: {error}") from error
+        used = [p.name for p in self.path.iterdir() if p.name not in (".lock", "checkpoints")]
+        if not resume and (used or any(self.checkpoints.iterdir())):
+            self.close()
+            raise FileError(
+                f"{path} is already used; continue it with --resume or name another --out"
+            )
+        for partial in self.checkpoints.glob(".*"):  # left by a kill in the middle of writing
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:06d}"
+
+    def latest(self) -> Path | None:
+        """The newest whole checkpoint."""
+        found = [p for p in self.checkpoints.glob("step-*") if p.name[5:].isdigit()]
+        return max(found, key=lambda p: int(p.name[5:]), default=None)
+
+    def write_text(self, name: str, text: str) -> None:
+        """The whole text or the old one, whatever happens meanwhile."""
+        partial = self.path / f".{name}.partial"
+        try:
+            with partial.open("w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.path / name)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise FileError(f"cannot write {self.path / name}: {error}") from error
+
+    @contextmanager
+    def log(self, done: int) -> Iterator[MetricsLog]:
+        """metrics.jsonl to append to, without the lines of steps after `done`."""
+        kept = [line for line in read_metrics(self.path) if line["step"] <= done]
+        self.write_text(self.metrics.name, "".join(json.dumps(line) + "\n" for line in kept))
+        with self.metrics.open("a", encoding="utf-8", newline="\n") as file:
+            yield MetricsLog(file)
+
+
+class MetricsLog:
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+
+    def write(self, values: dict[str, Any]) -> None:
+        try:
+            self.file.write(json.dumps(values) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise FileError(f"cannot write {self.file.name}: {error}") from error
+
+
+def read_metrics(run: str | Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last one cut off by a kill is left out."""
+    path = Path(run) / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+def write_state(
+    folder: Path,
+    model: nn.Module,
+    optimizers: list[Optimizer],
+    rng: dict[str, Tensor],
+    progress: dict[str, Any],
+) -> None:
+    """What `--resume` needs beside the weights: optimiser state under parameters' names, RNG."""
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    tensors = {f"rng.{name}": state for name, state in rng.items()}
+    for i, optimizer in enumerate(optimizers):
+        for p, state in optimizer.state.items():
+            tensors |= {f"{i}.{key}.{names[p]}": value for key, value in state.items()}
+    write_tensors(folder / "trainer.safetensors", tensors)
+    write_json(folder / "trainer.json", progress)
+
+
+def read_state(
+    folder: Path, model: nn.Module, optimizers: list[Optimizer]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Fills the optimisers; returns the RNG states and the progress."""
+    params = dict(model.named_parameters())
+    rng: dict[str, Tensor] = {}
+    for key, value in read_tensors(folder / "trainer.safetensors").items():
+        owner, _, rest = key.partition(".")
+        if owner == "rng":
+            rng[rest] = value.clone()
+            continue
+        what, _, name = rest.partition(".")
+        if name not in params or int(owner) >= len(optimizers):
+            raise WeightsError(f"{folder}: the optimiser state of {name} has no owner in this run")
+        device = "cpu" if what == "step" else params[name].device
+        optimizers[int(owner)].state[params[name]][what] = value.clone().to(device)
+    return rng, read_json(folder / "trainer.json")
+
+
+def _hold(path: Path) -> IO[bytes]:
+    """Locks the file for this process; the lock goes when the process does, however it ends."""
+    file = path.open("ab")
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise FileError(
+            f"{path.parent} is in use by another process; wait for it or name another --out"
+        ) from None
+    return file

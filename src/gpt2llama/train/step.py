@@ -1,0 +1,100 @@
+"""One optimiser step: forward, backward, clip, update. Compiled and in bf16 where that pays."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.batches import IGNORED, Batch
+from ..errors import TrainingError
+from .config import TrainConfig
+from .optim import bf16_if_native, make_optimizers
+
+if TYPE_CHECKING:
+    from ..model.transformer import Transformer
+
+
+def summed_loss(model: Transformer, ids: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy in nats, summed over the targets that are not IGNORED."""
+    logits = model(ids).flatten(0, 1).float()
+    return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+class Step:
+    """`step(batches, lr)` learns from micro-batches together, weighted by their valid targets.
+
+    `model` keeps fp32 weights: the optimiser's, the checkpoint's. In bf16 a copy of it computes;
+    its gradients are added up in fp32 and the new weights rounded into it after each update.
+    """
+
+    def __init__(self, model: Transformer, cfg: TrainConfig, compiled: bool) -> None:
+        self.model, self.cfg = model, cfg
+        self.device = next(model.parameters()).device
+        self.params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        self.optimizers = make_optimizers(model, cfg)
+        dtype = bf16_if_native(self.device) if cfg.dtype == "auto" else _DTYPES[cfg.dtype]
+        self.compute = model
+        if dtype != torch.float32:
+            self.compute = copy.deepcopy(model).to(dtype)
+        self.compute_params: list[Tensor] = [
+            p for p in self.compute.parameters() if p.requires_grad
+        ]
+        self.loss = torch.compile(summed_loss) if compiled else summed_loss
+
+    def __call__(self, batches: Sequence[Batch], lr: float) -> tuple[float, float]:
+        """Mean nats per valid target and the gradient's norm before clipping.
+
+        Raises TrainingError, with the weights as they were, if either is not finite or there is
+        no target.
+        """
+        valid = sum(int((batch.targets != IGNORED).sum()) for batch in batches)
+        if valid == 0:
+            raise TrainingError("the batch has no target to learn: every label is masked")
+        self.compute.train()
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            ids, targets = batch.ids.to(self.device), batch.targets.to(self.device)
+            loss = self.loss(self.compute, ids, targets) / valid
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+            if self.compute is not self.model:
+                self._collect_gradients()
+        limit = self.cfg.clip or math.inf
+        norm = nn.utils.clip_grad_norm_(self.params, limit, foreach=True).item()
+        if not math.isfinite(total.item()) or not math.isfinite(norm):
+            raise TrainingError(self._first_bad_tensor() or f"the loss is {total.item()}")
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+            optimizer.zero_grad()
+        self.refresh()
+        return total.item(), norm
+
+    def refresh(self) -> None:
+        """Rounds the weights into the computing copy; call it after changing them from outside."""
+        if self.compute is not self.model:
+            with torch.no_grad():
+                torch._foreach_copy_(self.compute_params, self.params)
+
+    def _collect_gradients(self) -> None:
+        for p, c in zip(self.params, self.compute_params, strict=True):
+            if c.grad is not None:
+                p.grad = c.grad.float() if p.grad is None else p.grad.add_(c.grad)
+                c.grad = None
+
+    def _first_bad_tensor(self) -> str | None:
+        for name, p in self.model.named_parameters():
+            for what, tensor in (("weight", p), ("gradient of", p.grad)):
+                if tensor is not None and not tensor.isfinite().all():
+                    return f"{what} {name} is not finite"
+        return None
+
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

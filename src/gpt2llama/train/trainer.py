@@ -1,0 +1,198 @@
+"""The only training loop: batches in, checkpoints and metrics out, resumable to the bit."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ..data.batches import Batch
+from ..errors import TrainingError
+from ..weights.checkpoint import read_state as read_weights
+from ..weights.checkpoint import write_model
+from ..weights.files import new_folder
+from .config import TrainConfig, learning_rate
+from .metrics import evaluate
+from .run_folder import RunFolder, read_state, write_state
+from .step import Step
+
+if TYPE_CHECKING:
+    from ..model.transformer import Transformer
+    from ..tokenizer import Tokenizer
+
+
+class BatchSource(Protocol):
+    """Batch i must depend on i alone: a run resumes by its step number."""
+
+    def batch(self, index: int) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Text that is only scored: `batches()` anew for each evaluation; bytes of the raw text."""
+
+    batches: Callable[[], Iterable[Batch]]
+    bytes: int
+
+
+@dataclass
+class Progress:
+    """Where a run stands after `step` finished optimiser steps."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float | None = None  # the lowest held-out nats per token
+    best_step: int = 0
+    worse: int = 0  # evaluations since then
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM; the run stopped behind a whole step, with a checkpoint."""
+
+
+class Trainer:
+    """Trains `model` in place.
+
+    report: called with each line of metrics.jsonl as it is written. `run()` returns the progress;
+    it raises TrainingError for a loss that is not finite (the last checkpoint stays), FileError
+    for what cannot be written, Interrupted after a checkpoint on Ctrl-C or SIGTERM.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        batches: BatchSource,
+        cfg: TrainConfig,
+        folder: RunFolder,
+        *,
+        tokenizer: Tokenizer | None = None,
+        held_out: HeldOut | None = None,
+        compiled: bool = False,
+        report: Callable[[dict[str, Any]], None] = lambda line: None,
+    ) -> None:
+        self.model, self.batches, self.cfg, self.folder = model, batches, cfg, folder
+        self.tokenizer, self.held_out, self.report = tokenizer, held_out, report
+        torch.manual_seed(cfg.seed)  # dropout; the weights were drawn before
+        self.step = Step(model, cfg, compiled)
+        self.progress = Progress()
+        checkpoint = folder.latest()
+        if checkpoint is not None:
+            model.load_state_dict(read_weights(checkpoint), strict=False)
+            rng, progress = read_state(checkpoint, model, self.step.optimizers)
+            self.progress = Progress(**progress)
+            self.step.refresh()
+            torch.set_rng_state(rng["cpu"])
+            if "cuda" in rng:
+                torch.cuda.set_rng_state(rng["cuda"])
+
+    def run(self) -> Progress:
+        now, cfg = self.progress, self.cfg
+        with self.folder.log(now.step) as log, _stop_signals() as stop:
+            while now.step < cfg.steps and not self._out_of_patience():
+                line = self._one_step()
+                last = now.step == cfg.steps
+                better = False
+                if self.held_out and (last or _due(now.step, cfg.eval_every)):
+                    better = self._evaluate(line)
+                    last = last or self._out_of_patience()
+                log.write(line)
+                self.report(line)
+                if last or better or stop.is_set() or _due(now.step, cfg.checkpoint_every):
+                    self._save(better)
+                if stop.is_set() and not last:
+                    raise Interrupted(f"stopped after step {now.step}")
+        return now
+
+    def _one_step(self) -> dict[str, Any]:
+        now, count = self.progress, self.cfg.accumulate
+        begun = time.perf_counter()
+        first = now.step * count
+        batches = [self.batches.batch(index) for index in range(first, first + count)]
+        lr = learning_rate(self.cfg, now.step)
+        try:
+            loss, norm = self.step(batches, lr)
+        except TrainingError as error:
+            kept = self.folder.latest()
+            raise TrainingError(
+                f"step {now.step + 1} (batches {first} to {first + count - 1}): {error}; "
+                f"the last good checkpoint is {kept.name if kept else 'none'}; try a lower lr"
+            ) from error
+        tokens = sum(batch.ids.numel() for batch in batches)
+        seconds = time.perf_counter() - begun
+        now.step, now.tokens, now.seconds = now.step + 1, now.tokens + tokens, now.seconds + seconds
+        speed = tokens / seconds
+        return {"step": now.step, "tokens": now.tokens, "loss": loss, "lr": lr, "grad_norm": norm,
+                "tokens_per_s": round(speed, 1), "seconds": round(now.seconds, 3)}  # fmt: skip
+
+    def _evaluate(self, line: dict[str, Any]) -> bool:
+        """Adds the held-out figures; true if they are the best so far."""
+        assert self.held_out is not None
+        now, begun = self.progress, time.perf_counter()
+        nats, tokens = evaluate(self.step.compute, self.held_out.batches())
+        now.seconds += time.perf_counter() - begun
+        line["held_out_loss"] = nats / tokens
+        line["bits_per_byte"] = nats / math.log(2) / self.held_out.bytes
+        better = now.best is None or nats / tokens < now.best
+        if better:
+            now.best, now.best_step, now.worse = nats / tokens, now.step, 0
+        else:
+            now.worse += 1
+        return better
+
+    def _out_of_patience(self) -> bool:
+        return self.cfg.patience is not None and self.progress.worse >= self.cfg.patience
+
+    def _save(self, best: bool) -> None:
+        target = self.folder.checkpoint(self.progress.step)
+        rng = {"cpu": torch.get_rng_state()}
+        if self.step.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state()
+        with new_folder(target) as folder:
+            write_model(folder, self.model, self.tokenizer)
+            progress = asdict(self.progress)
+            write_state(folder, self.model, self.step.optimizers, rng, progress)
+        self.folder.write_text("latest", target.name + "\n")
+        if best:
+            self.folder.write_text("best", target.name + "\n")
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C or SIGTERM, which lets the step finish; a second Ctrl-C does not."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    names = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(name, ask) for name in names]
+    try:
+        yield stop
+    finally:
+        for name, handler in zip(names, before, strict=True):
+            signal.signal(name, handler)
+
+
+def can_compile() -> bool:
+    """Whether torch.compile finds a C++ compiler (its CPU code needs one)."""
+    import shutil
+
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))

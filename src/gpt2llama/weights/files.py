@@ -1,0 +1,89 @@
+"""Bounded JSON, memory-mapped safetensors, and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..errors import FileError, WeightsError
+
+JSON_LIMIT = 16 << 20  # bytes; the index of a 405B model has 0.1 MB
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; FileError if there is none such, WeightsError if it is no JSON."""
+    try:
+        if path.stat().st_size > JSON_LIMIT:
+            raise WeightsError(f"{path} is larger than {JSON_LIMIT >> 20} MB: not a config file")
+        values = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} is not JSON in UTF-8: {error}") from error
+    if not isinstance(values, dict):
+        raise WeightsError(f"{path} must hold a JSON object, not a {type(values).__name__}")
+    return values
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Name -> tensor, mapped from the file: nothing is read until it is used."""
+    try:
+        return load_file(path)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise WeightsError(f"{path} is truncated or no safetensors file: {error}") from error
+
+
+def write_tensors(path: Path, state: dict[str, Tensor]) -> None:
+    plain = {name: tensor.detach().contiguous() for name, tensor in state.items()}
+    save_file(plain, path, metadata={"format": "pt"})
+    path.chmod(path.parent.stat().st_mode & 0o666)  # save_file lets only the owner read it
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder to write into, which becomes `folder` once all of it is on disk.
+
+    FileError if `folder` is in use or cannot be written; it is then as it was before.
+    """
+    folder = folder.resolve()
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise FileError(f"{folder} is not an empty folder; name another one or delete it")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        yield partial
+        for path in (*partial.rglob("*"), partial):
+            _sync(path)
+        partial.replace(folder)
+        _sync(folder.parent)
+    except FileError:
+        raise
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"cannot write {folder}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

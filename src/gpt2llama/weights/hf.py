@@ -1,0 +1,310 @@
+"""Hugging Face folders of GPT-2, Llama, Mistral, Qwen2 and Qwen3; families.py has the tables.
+
+Every key of a config.json is read (`Family.keys`), must have the one value the model can do
+(`MUST_BE`), says nothing about the computation (`INERT`), or is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from ..errors import ConfigError, FileError, WeightsError
+from ..model.config import ModelConfig, NTKScaling
+from ..model.transformer import Transformer
+from .build import State, assemble, state_of
+from .families import ACTIVATIONS, FAMILIES, INERT_KEYS, MUST_BE, SCALINGS
+from .files import read_json, read_tensors, write_json, write_tensors
+
+if TYPE_CHECKING:
+    from ..tokenizer import Tokenizer
+
+_BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # computed, no weights
+
+
+def config_from_hf(values: dict[str, Any], ignore_keys: Collection[str] = ()) -> ModelConfig:
+    """A config.json as ours; ConfigError names the key that is missing, unknown or beyond us."""
+    try:
+        read = _read({key: value for key, value in values.items() if key not in ignore_keys})
+    except TypeError as error:
+        raise ConfigError(f"a key has a value of the wrong type: {error}") from error
+    return _plain(ModelConfig(**read))
+
+
+def config_to_hf(cfg: ModelConfig) -> dict[str, Any]:
+    """The config.json of the first family that can express `cfg`.
+
+    ConfigError names the switches in the way. `dropout` is written where the family has the same
+    one (GPT-2) and left out elsewhere: it does not change what the model computes.
+    """
+    name = family_of(cfg)
+    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == cfg.activation)
+    ours = {
+        **vars(cfg),
+        "n_kv_heads": cfg.kv_heads,
+        "head_dim": cfg.head_size,
+        "activation": activation,
+    }
+    values: dict[str, Any] = {"architectures": [FAMILIES[name].architecture], "model_type": name}
+    for key, (fields, _) in FAMILIES[name].keys.items():
+        values[key] = ours[fields.split()[0]]
+    if cfg.position == "rope":
+        values.update(_rope_to_hf(cfg))
+    if name.startswith("qwen"):
+        windowed = cfg.sliding_window is not None
+        values["use_sliding_window"], values["sliding_window"] = windowed, cfg.sliding_window
+        values["max_window_layers"] = 0 if windowed else cfg.n_layers
+    return values
+
+
+def family_of(cfg: ModelConfig) -> str:
+    """The first family that can express every switch of `cfg`; ConfigError names what none can."""
+    cfg = _plain(cfg)
+    in_the_way: dict[str, list[str]] = {}
+    for name, family in FAMILIES.items():
+        wrong = [field for field, value in family.fixed.items() if getattr(cfg, field) != value]
+        for fields, _ in family.keys.values():
+            if len({getattr(cfg, field) for field in fields.split()}) > 1:
+                wrong += fields.split()
+        if name == "llama" and cfg.d_model % cfg.n_heads:
+            wrong.append("head_dim")  # transformers' own rule, for Llama alone
+        if not wrong:
+            return name
+        in_the_way[name] = wrong
+    nearest = min(in_the_way, key=lambda name: len(in_the_way[name]))
+    fields = ", ".join(f"{field}={getattr(cfg, field)!r}" for field in in_the_way[nearest])
+    raise ConfigError(
+        f"no Hugging Face model has these switches: the nearest, {nearest}, cannot have {fields}; "
+        "format='gpt2llama' keeps every switch"
+    )
+
+
+def state_from_hf(state: State, cfg: ModelConfig, family: str) -> State:
+    """Their tensors under our names, as views; GPT-2's Conv1D weights (in, out) are turned."""
+    prefix, names = FAMILIES[family].prefix, FAMILIES[family].names
+    back = {theirs: ours for ours, theirs in names.items()}
+    own: State = {}
+    for full_name, tensor in _full_names(state, cfg, family).items():
+        name = _rename(full_name.removeprefix(prefix), back)
+        if _is_conv1d(full_name):
+            tensor = tensor.T
+        if ".c_attn." in full_name:
+            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+                own[name.replace("q_proj", f"{part}_proj")] = rows
+        else:
+            own[name] = tensor
+    return own
+
+
+def state_to_hf(state: State, family: str) -> State:
+    """Our tensors (a tied head once) under their names; on meta ones, no operation that imports
+    torch._dynamo (torch.cat does)."""
+    prefix, names = FAMILIES[family].prefix, FAMILIES[family].names
+    theirs: State = {}
+    for name, tensor in state.items():
+        full_name = _rename(name, names)
+        if ".c_attn." in full_name:
+            tensor = tensor.new_empty(3 * len(tensor), *tensor.shape[1:])
+            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+                rows.copy_(state[name.replace("q_proj", f"{part}_proj")])
+        elif family == "gpt2" and re.search(r"\.[kv]_proj\.", name):
+            continue
+        if _is_conv1d(full_name):
+            tensor = tensor.T
+        theirs[full_name if name == "lm_head.weight" else prefix + full_name] = tensor
+    return theirs
+
+
+def read_model(
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    ignore_keys: Collection[str],
+) -> Transformer:
+    """The model of a folder with config.json and model.safetensors, whole or in shards."""
+    values, tensors = read_json(folder / "config.json"), _read_files(folder)
+    try:
+        cfg = config_from_hf(values, ignore_keys)
+        family: str = values["model_type"]
+        state = _full_names(tensors, cfg, family)
+    except (ConfigError, WeightsError) as error:
+        raise type(error)(f"{folder}: {error}") from error
+    to_file = partial(state_to_hf, family=family)
+    from_file = partial(state_from_hf, cfg=cfg, family=family)
+    return assemble(cfg, state, str(folder), dtype, device, to_file, from_file)
+
+
+def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> None:
+    """A folder that transformers loads, into an existing one."""
+    state = state_to_hf(state_of(model), family_of(model.config))
+    config = {
+        **config_to_hf(model.config),
+        "bos_token_id": tokenizer.bos_id if tokenizer else None,
+        "eos_token_id": tokenizer.eos_id if tokenizer else None,
+        "torch_dtype": str(next(iter(state.values())).dtype).removeprefix("torch."),
+    }
+    write_json(folder / "config.json", config)
+    write_tensors(folder / "model.safetensors", state)
+    if tokenizer is not None:
+        tokenizer.save(folder)
+
+
+def _read_files(folder: Path) -> State:
+    """Every tensor out of model.safetensors, or out of the shards its index names."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists() or not index.exists():
+        if not single.exists() and (folder / "pytorch_model.bin").exists():
+            raise FileError(
+                f"{folder} has only a pickle, pytorch_model.bin, which is not read; "
+                "load and save it once with transformers to get model.safetensors"
+            )
+        return read_tensors(single)
+    shards = read_json(index).get("weight_map")
+    names = set(map(str, shards.values())) if isinstance(shards, dict) else {"/"}
+    if any(Path(name).name != name for name in names):
+        raise WeightsError(f"{index} must map tensors to files beside it in 'weight_map'")
+    state: State = {}
+    for name in sorted(names):
+        state.update(read_tensors(folder / name))
+    return state
+
+
+def _read(left: dict[str, Any]) -> dict[str, Any]:
+    """The fields of ModelConfig; takes every key out of `left` that is read."""
+    model_type = left.get("model_type")
+    if model_type not in FAMILIES:
+        raise ConfigError(f"model_type {model_type!r} must be one of {', '.join(FAMILIES)}")
+    family = FAMILIES[model_type]
+    read = dict(family.fixed)
+    given = left.keys() & family.keys
+    for key in sorted(family.keys, key=lambda key: key not in given):  # the given ones first
+        fields, default = family.keys[key]
+        value = left.pop(key, default)
+        if value is ...:
+            raise ConfigError(f"the key {key!r} is missing")
+        if fields == "activation":
+            if value not in ACTIVATIONS:
+                _refuse(key, value, f"is none of {', '.join(ACTIVATIONS)}")
+            value = ACTIVATIONS[value]
+        for field in fields.split():
+            if read.setdefault(field, value) != value and key in given:
+                _refuse(key, value, f"disagrees with {field}={read[field]!r}")
+    if read["d_ff"] is None:
+        read["d_ff"] = 4 * read["d_model"]
+    if read["position"] == "rope":
+        read["rope_theta"], read["rope_scaling"] = _read_rope(left, read["max_seq_len"])
+    if model_type.startswith("qwen"):
+        read["sliding_window"] = _read_qwen_window(left, read["n_layers"])
+    for key, value in left.items():
+        if key in MUST_BE and value != MUST_BE[key]:
+            _refuse(key, value, f"is beyond this model, which has {MUST_BE[key]!r}")
+        if key not in MUST_BE and key not in INERT_KEYS:
+            _refuse(key, value, "is not known here")
+    return read
+
+
+def _refuse(key: str, value: object, why: str) -> NoReturn:
+    raise ConfigError(
+        f"{key}={reprlib.repr(value)} {why}; "
+        f"ignore_keys=({key!r},) loads the model as if it were not there"
+    )
+
+
+def _plain(cfg: ModelConfig) -> ModelConfig:
+    """`n_kv_heads` and `head_dim` that say what None says become None."""
+    return cfg.replace(
+        n_kv_heads=None if cfg.n_kv_heads == cfg.n_heads else cfg.n_kv_heads,
+        head_dim=None if cfg.head_size * cfg.n_heads == cfg.d_model else cfg.head_dim,
+    )
+
+
+def _read_rope(left: dict[str, Any], max_seq_len: int) -> tuple[Any, dict[str, Any] | None]:
+    """theta and scaling: `rope_theta` and `rope_scaling`, or (transformers 5) `rope_parameters`."""
+    theta = left.pop("rope_theta", 10000.0)
+    old, new = left.pop("rope_scaling", None), left.pop("rope_parameters", None)
+    if old and new:
+        _refuse("rope_scaling", old, "stands beside rope_parameters")
+    rope = old or new or {}
+    if not isinstance(rope, dict):
+        _refuse("rope_scaling", rope, "is no object")
+    rope = {key: value for key, value in rope.items() if value is not None}
+    theta = rope.pop("rope_theta", theta)
+    kind = rope.pop("type", "default")
+    kind = rope.pop("rope_type", kind)
+    for key in ("partial_rotary_factor", "truncate"):
+        if rope.pop(key, 1) != 1:
+            raise ConfigError(f"{key} in the RoPE settings must be 1: the model has no other")
+    if kind == "default" and not rope:
+        return theta, None
+    if kind not in SCALINGS:
+        names = ", ".join(("default", *SCALINGS))
+        raise ConfigError(f"rope_type {kind!r} with {sorted(rope)} must be one of {names}")
+    if kind in ("yarn", "llama3"):
+        original = rope.pop("original_max_position_embeddings", max_seq_len)
+        rope["original_max_seq_len"] = original
+    return theta, {"type": kind, **rope}
+
+
+def _rope_to_hf(cfg: ModelConfig) -> dict[str, Any]:
+    scaling, size = cfg.rope_scaling, cfg.head_size
+    if scaling is None:
+        return {"rope_theta": cfg.rope_theta, "rope_scaling": None}
+    if isinstance(scaling, NTKScaling):  # not a type of theirs, but no more than another theta
+        theta = cfg.rope_theta * scaling.factor ** (size / (size - 2))
+        return {"rope_theta": theta, "rope_scaling": None}
+    spelling = {"type": "rope_type", "original_max_seq_len": "original_max_position_embeddings"}
+    values = cfg.to_dict()["rope_scaling"]
+    rope = {spelling.get(key, key): value for key, value in values.items() if value is not None}
+    return {"rope_theta": cfg.rope_theta, "rope_scaling": rope}
+
+
+def _read_qwen_window(left: dict[str, Any], n_layers: int) -> Any:
+    """Qwen's layers from `max_window_layers` on have the window; ours have it all or none."""
+    used, width = left.pop("use_sliding_window", False), left.pop("sliding_window", 4096)
+    first, kinds = left.pop("max_window_layers", 28), left.pop("layer_types", None)
+    if not used or width is None:
+        return None
+    windowed = {layer >= first for layer in (0, n_layers - 1)}
+    if kinds is not None:
+        windowed = {kind == "sliding_attention" for kind in kinds}
+    if len(windowed) > 1:
+        _refuse("use_sliding_window", used, "is for some layers only, ours all have it or none")
+    return width if windowed == {True} else None
+
+
+def _full_names(state: State, cfg: ModelConfig, family: str) -> State:
+    """The weights alone, under the names of the whole model (GPT-2's own files lack the prefix);
+    a tied head that the file repeats is left out."""
+    prefix = FAMILIES[family].prefix
+    full = {
+        name if name.startswith((prefix, "lm_head.")) else prefix + name: tensor
+        for name, tensor in state.items()
+        if not _BUFFERS.search(name)
+    }
+    head = full.get("lm_head.weight")
+    if cfg.tie_embeddings and head is not None:
+        table = full.get(prefix + _rename("embed_tokens.weight", FAMILIES[family].names))
+        if table is not None and not torch.equal(head, table):
+            raise WeightsError(
+                "lm_head.weight and the embedding differ though tie_word_embeddings is true; "
+                "set it to false in config.json"
+            )
+        del full["lm_head.weight"]
+    return full
+
+
+def _is_conv1d(name: str) -> bool:
+    """transformers' Conv1D, in GPT-2 only, stores (in, out) where a Linear stores (out, in)."""
+    return re.search(r"\.c_(attn|proj|fc)\.weight$", name) is not None
+
+
+def _rename(name: str, names: dict[str, str]) -> str:
+    for old, new in names.items():
+        name = re.sub(rf"\b{re.escape(old)}\b", new, name)
+    return name

@@ -1,0 +1,176 @@
+"""`gpt2llama generate` and `eval` on a tiny saved model: stdout, stderr, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gpt2llama as g
+from gpt2llama.cli.main import main
+from gpt2llama.tokenizer import BPETokenizer, train_bpe
+
+TEXT = "却说曹操引军追赶玄德，玄德走樊城。Then the story goes on.\n" * 3
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> BPETokenizer:
+    return train_bpe([TEXT], vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: BPETokenizer) -> g.Transformer:
+    torch.manual_seed(0)
+    cfg = g.ModelConfig(
+        vocab_size=tokenizer.vocab_size + 4, max_seq_len=32, n_layers=1, n_heads=2, d_model=16,
+        d_ff=16, tie_embeddings=False,
+    )  # fmt: skip
+    model = g.Transformer(cfg).eval()
+    torch.nn.init.normal_(model.lm_head.weight)
+    torch.nn.init.normal_(model.embed_tokens.weight)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(
+    model: g.Transformer, tokenizer: BPETokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    g.save(model, tokenizer, path)
+    return str(path)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> Any:
+    def run(*args: str, code: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["gpt2llama", *args])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capfd.readouterr()
+        assert (stop.value.code or 0) == code, err
+        assert "Traceback" not in err
+        return out, err
+
+    return run
+
+
+def test_text_goes_to_stdout(
+    run: Any, folder: str, model: g.Transformer, tokenizer: BPETokenizer
+) -> None:
+    out, err = run("generate", folder, "却说", "-n", "12")
+    assert out == g.generate(model, tokenizer, "却说", max_new_tokens=12) + "\n"
+    assert err == ""
+
+
+def test_json(run: Any, folder: str, model: g.Transformer, tokenizer: BPETokenizer) -> None:
+    how = ["-n", "9", "--temperature", "1.5", "--top-k", "50", "--top-p", "0.9", "--min-p", "0.01"]
+    how += ["--repetition-penalty", "1.2", "--seed", "7", "--stop", "。", "--stop", "!"]
+    out, err = run("generate", folder, "却说", *how, "--json")
+    answer = json.loads(out)
+    assert list(answer) == ["text", "tokens", "finish_reason", "tokens_per_second"]
+    assert answer["text"] == g.generate(
+        model, tokenizer, "却说", max_new_tokens=9, temperature=1.5, top_k=50, top_p=0.9,
+        min_p=0.01, repetition_penalty=1.2, seed=7, stop=["。", "!"],
+    )  # fmt: skip
+    assert (answer["tokens"], answer["finish_reason"]) == (9, "length")
+    assert answer["tokens_per_second"] > 0
+    assert err == ""
+
+
+def test_samples(run: Any, folder: str) -> None:
+    how = ["--num-samples", "3", "--temperature", "1", "--seed", "1", "-n", "6"]
+    answer = json.loads(run("generate", folder, "却说", *how, "--json")[0])
+    assert list(answer) == ["samples", "tokens_per_second"]
+    assert len({sample["text"] for sample in answer["samples"]}) == 3
+    out, _ = run("generate", folder, "却说", *how)
+    texts = [f"--- {i}\n{sample['text']}\n" for i, sample in enumerate(answer["samples"], 1)]
+    assert out == "".join(texts)
+
+
+def test_the_end_of_the_context_is_said(run: Any, folder: str) -> None:
+    out, err = run("generate", folder, "却说", "-n", "1000", "--json")
+    assert json.loads(out)["finish_reason"] == "context"
+    assert err == "stopped at the model's context of 32 tokens\n"
+
+
+def test_prompt_from_stdin(
+    run: Any, folder: str, monkeypatch: pytest.MonkeyPatch, model: g.Transformer,
+    tokenizer: BPETokenizer,
+) -> None:  # fmt: skip
+    for prompt in ("却说\n", "却说\r\n"):  # as it is, newline and all
+        stdin = io.TextIOWrapper(io.BytesIO(prompt.encode()), encoding="ascii")
+        monkeypatch.setattr(sys, "stdin", stdin)
+        out, _ = run("generate", folder, "-", "-n", "5")
+        assert out == g.generate(model, tokenizer, prompt, max_new_tokens=5) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["", "-n", "3"], 1, "the prompt is empty"),
+        (["却说" * 40], 1, "and the model's context 32; shorten it to 31"),
+        (["却说", "--top-p", "0"], 1, "top_p must be above 0"),
+        (["却说", "--stop", ""], 1, "a stop string is empty"),
+        (["却说", "-n", "0"], 2, "-n"),
+        (["却说", "--temperature", "-1"], 2, "--temperature"),
+        ([], 2, "Missing argument"),
+    ],
+)
+def test_refusals(run: Any, folder: str, args: list[str], code: int, says: str) -> None:
+    out, err = run("generate", folder, *args, code=code)
+    assert out == ""
+    assert says in err
+
+
+def test_a_model_without_a_tokenizer(run: Any, model: g.Transformer, tmp_path: Path) -> None:
+    g.save(model, None, tmp_path / "bare")
+    for command in (["generate", str(tmp_path / "bare"), "x"],):
+        assert "has no tokenizer" in run(*command, code=1)[1]
+
+
+def test_eval(
+    run: Any, folder: str, model: g.Transformer, tokenizer: BPETokenizer, tmp_path: Path
+) -> None:
+    """Against sums over windows written out here; bytes are the file's, CR and BOM included."""
+    content = "\ufeff" + TEXT.replace("\n", "\r\n")
+    (tmp_path / "text").write_bytes(content.encode())
+    ids, nats = tokenizer.encode(content), 0.0
+    for at in range(0, len(ids), 32):
+        window = [tokenizer.bos_id if at == 0 else ids[at - 1], *ids[at : at + 32]]
+        logits = model(torch.tensor([window[:-1]]))[0].log_softmax(-1)
+        nats -= logits.gather(1, torch.tensor(window[1:])[:, None]).sum().item()
+    out, err = run("eval", folder, "--text", str(tmp_path / "text"), "--json")
+    answer = json.loads(out)
+    assert list(answer) == ["bits_per_byte", "perplexity", "tokens", "bytes"]
+    size = (tmp_path / "text").stat().st_size
+    assert (answer["tokens"], answer["bytes"]) == (len(ids), size)
+    assert answer["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert answer["perplexity"] == pytest.approx(math.exp(nats / len(ids)), rel=1e-5)
+    assert err == ""
+    out, _ = run("eval", folder, "--text", str(tmp_path / "text"))
+    assert f"{answer['bits_per_byte']:.4f} bits per byte" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "text.txt is empty"),
+        ("却说".encode() + b"\xff\xfe", "text.txt is not UTF-8 at byte 6 (0xff)"),
+        (None, "text.txt: No such file"),
+    ],
+)
+def test_eval_of_what_is_no_text(
+    run: Any, folder: str, tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    if content is not None:
+        (tmp_path / "text.txt").write_bytes(content)
+    out, err = run("eval", folder, "--text", str(tmp_path / "text.txt"), code=1)
+    assert out == ""
+    assert says in err
