@@ -30,8 +30,7 @@ from gpt2llama.plan import flops_per_token, parameters
 from gpt2llama.train.config import TrainConfig
 from gpt2llama.train.optim import bf16_if_native
 from gpt2llama.train.speed import gemm_limit, peak_rss
-from gpt2llama.train.step import Step
-from gpt2llama.train.trainer import can_compile
+from gpt2llama.train.step import Step, can_compile
 
 BATCH, CFG = 16, preset("zh-3m")
 PLAIN = preset("zh-3m-gpt2").replace(d_ff=4 * CFG.d_model)  # GPT-2's own ratio

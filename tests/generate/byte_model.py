@@ -22,6 +22,7 @@ class ByteTokenizer:
 
     def __init__(self, adds_bos: bool = False) -> None:
         self.adds_bos = adds_bos
+        self.pieces = {i: bytes([i]) for i in range(256)} | {BOS: b"<bos>", EOS: b"<eos>"}
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -30,8 +31,7 @@ class ByteTokenizer:
         return self.decode_bytes(ids).decode(errors="replace")
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        names = {BOS: b"<bos>", EOS: b"<eos>"}
-        return b"".join(names[i] if i in names else bytes([i]) for i in ids)
+        return b"".join(self.pieces[i] for i in ids)
 
     def apply_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         raise NotImplementedError

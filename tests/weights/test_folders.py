@@ -89,7 +89,7 @@ def test_dtypes(tmp_path: Path) -> None:
     assert {p.dtype for p in load(tmp_path / "out")[0].parameters()} == {torch.bfloat16}
     wide, _ = load(tmp_path / "out", dtype=torch.float32)
     torch.testing.assert_close(wide(IDS), model.float()(IDS), rtol=0, atol=0)
-    edit(tmp_path / "out", lambda state: state.update({"norm.weight": torch.ones(8)}))
+    edit(tmp_path / "out", lambda state: state.update({"norm.weight": torch.ones(8).half()}))
     assert {p.dtype for p in load(tmp_path / "out")[0].parameters()} == {torch.float32}
     with pytest.raises(InputError, match="int8"):
         load(tmp_path / "out", dtype=torch.int8)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from ._print import log
 
@@ -13,8 +20,8 @@ from ._print import log
 class TrainingProgress:
     """A context; `update` takes the lines of metrics.jsonl. `last` keeps the newest figures."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps, self.last = steps, dict[str, Any]()
+    def __init__(self) -> None:
+        self.last: dict[str, Any] = {}
         self.bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -26,24 +33,33 @@ class TrainingProgress:
             console=log,
             disable=not log.is_terminal,
         )
-        self.task = self.bar.add_task("training", total=steps, figures="")
+        self._task: TaskID | None = None
         self._shown = time.monotonic()
 
     def __enter__(self) -> TrainingProgress:
-        self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.hide()
+
+    def hide(self) -> None:
+        """Leaves the last figures on the screen and the line below free."""
         self.bar.stop()
 
-    def update(self, line: dict[str, Any]) -> None:
+    def update(self, line: dict[str, Any], steps: int) -> None:
+        """`steps`: of the whole run; nothing is shown while it is 0, not known."""
         self.last |= line
+        if not steps:
+            return
+        if self._task is None:
+            self._task = self.bar.add_task("training", total=steps, figures="")
+            self.bar.start()
         figures = f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s"
-        self.bar.update(self.task, completed=line["step"], figures=figures)
+        self.bar.update(self._task, completed=line["step"], figures=figures)
         now = time.monotonic()
         if "bits_per_byte" in line:
             log.print(f"step {line['step']:,}: held out {line['bits_per_byte']:.3f} bits per byte")
         elif not log.is_terminal and now - self._shown > 10:
-            left = (self.steps - line["step"]) * line["seconds"] / line["step"]
-            log.print(f"step {line['step']:,}/{self.steps:,}: {figures}, {left:.0f} s left")
+            left = (steps - line["step"]) * line["seconds"] / line["step"]
+            log.print(f"step {line['step']:,}/{steps:,}: {figures}, {left:.0f} s left")
             self._shown = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -53,8 +54,9 @@ def train(
         raise ConfigError("--data is missing: give the folder that `data prepare` wrote")
     run = run.set(settings or [])
     try:
-        with TrainingProgress(run.train.steps) as shown:
-            done = train_run(run, out, resume=resume, report=shown.update)
+        with TrainingProgress() as shown:
+            report = partial(shown.update, steps=run.train.steps)
+            done = train_run(run, out, resume=resume, report=report)
     except Interrupted as error:
         log.print(f"{error}; go on with: gpt2llama train --out {out} --resume")
         raise typer.Exit(130) from None

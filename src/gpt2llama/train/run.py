@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from ..data.batches import PackedBatches, TokenData, held_out_windows
 from ..errors import ConfigError, DataError
 from ..model.config import ModelConfig
 from ..model.transformer import Transformer
+from ..plan import flops_per_token
 from ..tokenizer import load_tokenizer
 from .config import RunConfig, TrainConfig
 from .curve import loss_curve
 from .run_folder import RunFolder, read_metrics
-from .trainer import HeldOut, Progress, Trainer, can_compile
+from .step import can_compile, computing_dtype
+from .trainer import HeldOut, Progress, Trainer
 
 # What a resumed run may change: nothing that its numbers so far depend on.
 _MAY_CHANGE = {"steps", "eval_every", "checkpoint_every", "patience"}
@@ -35,7 +38,21 @@ def train(
     Raises what Trainer raises, ConfigError for a resumed run whose settings differ, DataError
     for shards that do not fit the model.
     """
-    device = torch.device(pick_device(run.train.device))
+    with RunFolder(out, resume) as folder:
+        written = folder.path / "config.toml"
+        if written.exists():
+            _check_same(RunConfig.read(written), run, folder.path)
+        trainer = make_trainer(run, folder, report)
+        folder.write_text("config.toml", run.to_toml())
+        progress = trainer.run()
+        draw_curve(folder)
+    return progress
+
+
+def make_trainer(
+    run: RunConfig, folder: RunFolder, report: Callable[[dict[str, Any]], None]
+) -> Trainer:
+    """Opens the run's data and tokenizer, draws the weights; the same errors as `train`."""
     data = TokenData.open(run.data)
     tokenizer = load_tokenizer(Path(run.data) / "tokenizer")
     if tokenizer.fingerprint != data.fingerprint:
@@ -45,34 +62,26 @@ def train(
             f"the tokenizer of {run.data} has {data.vocab_size} tokens and the model's vocab_size "
             f"is {run.model.vocab_size}; add --set vocab_size={data.vocab_size}"
         )
-    batches = PackedBatches(data, run.train.batch_size, run.seq_len, run.train.seed)
-
-    def windows() -> Any:
-        rows = max(1, 4096 // run.seq_len)
-        return held_out_windows(data.held_out, run.seq_len, tokenizer.bos_id, rows)
-
+    rows = max(1, 4096 // run.seq_len)
+    windows = partial(held_out_windows, data.held_out, run.seq_len, tokenizer.bos_id, rows)
+    device = pick_device(run.train.device)
     torch.manual_seed(run.train.seed)
-    model = Transformer(run.model).to(device)
-    with RunFolder(out, resume) as folder:
-        written = folder.path / "config.toml"
-        if written.exists():
-            _check_same(RunConfig.read(written), run, folder.path)
-        folder.write_text("config.toml", run.to_toml())
-        trainer = Trainer(
-            model,
-            batches,
-            run.train,
-            folder,
-            tokenizer=tokenizer,
-            held_out=HeldOut(windows, data.held_out_bytes),
-            compiled=should_compile(run.train, run),
-            report=report,
-        )
-        progress = trainer.run()
-        lines = read_metrics(folder.path)
-        if lines:
-            folder.write_text("loss.svg", loss_curve(lines, f"{folder.path.name}: loss"))
-    return progress
+    return Trainer(
+        Transformer(run.model).to(device),
+        PackedBatches(data, run.train.batch_size, run.seq_len, run.train.seed),
+        run.train,
+        folder,
+        tokenizer=tokenizer,
+        held_out=HeldOut(windows, data.held_out_bytes),
+        compiled=should_compile(run),
+        report=report,
+    )
+
+
+def draw_curve(folder: RunFolder) -> None:
+    """loss.svg from what metrics.jsonl holds so far."""
+    if lines := read_metrics(folder.path):
+        folder.write_text("loss.svg", loss_curve(lines, f"{folder.path.resolve().name}: loss"))
 
 
 def pick_device(name: str) -> str:
@@ -87,14 +96,19 @@ def pick_device(name: str) -> str:
     return name
 
 
-def should_compile(cfg: TrainConfig, run: RunConfig) -> bool:
-    """`auto`: when the whole run, whatever part of it is left, is worth the compiler's minute."""
+def should_compile(run: RunConfig) -> bool:
+    """`auto`: when the whole run, whatever part of it is left, is worth the compiler's time.
+
+    That is 20 to 40 seconds on a laptop. In fp32 nearly all time goes to matrix products that
+    compiling does not touch, so it takes a longer run to earn it back.
+    """
+    cfg = run.train
     if cfg.compile != "auto":
         return cfg.compile == "on"
-    from ..plan import flops_per_token
-
     tokens = cfg.steps * cfg.accumulate * cfg.batch_size * run.seq_len
-    return tokens * flops_per_token(run.model, run.seq_len) > 3e13 and can_compile()
+    slow = computing_dtype(cfg, torch.device(pick_device(cfg.device))) == torch.float32
+    least = 1e13 if slow else 5e12
+    return tokens * flops_per_token(run.model, run.seq_len) > least and can_compile()
 
 
 def _check_same(before: RunConfig, now: RunConfig, folder: Path) -> None:

@@ -15,8 +15,7 @@ from ..model.transformer import Transformer
 from ..plan import flops_per_token
 from .config import TrainConfig
 from .run import pick_device
-from .step import Step
-from .trainer import can_compile
+from .step import Step, can_compile
 
 
 def gemm_limit(dtype: torch.dtype, device: torch.device | str = "cpu", repeats: int = 5) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -38,7 +40,7 @@ class Step:
         self.device = next(model.parameters()).device
         self.params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self.optimizers = make_optimizers(model, cfg)
-        dtype = bf16_if_native(self.device) if cfg.dtype == "auto" else _DTYPES[cfg.dtype]
+        dtype = computing_dtype(cfg, self.device)
         self.compute = model
         if dtype != torch.float32:
             self.compute = copy.deepcopy(model).to(dtype)
@@ -97,4 +99,12 @@ class Step:
         return None
 
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+def computing_dtype(cfg: TrainConfig, device: torch.device) -> torch.dtype:
+    """Of the forward and backward pass; the weights are fp32 throughout."""
+    named = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    return bf16_if_native(device) if cfg.dtype == "auto" else named[cfg.dtype]
+
+
+def can_compile() -> bool:
+    """Whether torch.compile finds a C++ compiler, which its CPU code needs."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))

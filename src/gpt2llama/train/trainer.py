@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import threading
 import time
@@ -49,7 +48,7 @@ class Progress:
 
     step: int = 0
     tokens: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of all sessions, from the first batch on
     best: float | None = None  # the lowest held-out nats per token
     best_step: int = 0
     worse: int = 0  # evaluations since then
@@ -62,9 +61,10 @@ class Interrupted(KeyboardInterrupt):
 class Trainer:
     """Trains `model` in place.
 
-    report: called with each line of metrics.jsonl as it is written. `run()` returns the progress;
-    it raises TrainingError for a loss that is not finite (the last checkpoint stays), FileError
-    for what cannot be written, Interrupted after a checkpoint on Ctrl-C or SIGTERM.
+    report: called with each line of metrics.jsonl as it is written. `run()` trains to the end, or
+    up to step `until`, and returns the progress; it raises TrainingError for a loss that is not
+    finite (the last checkpoint stays), FileError for what cannot be written, Interrupted after a
+    checkpoint on Ctrl-C or SIGTERM.
     """
 
     def __init__(
@@ -94,10 +94,11 @@ class Trainer:
             if "cuda" in rng:
                 torch.cuda.set_rng_state(rng["cuda"])
 
-    def run(self) -> Progress:
-        now, cfg = self.progress, self.cfg
+    def run(self, until: int | None = None) -> Progress:
+        now, cfg, self._mark = self.progress, self.cfg, time.perf_counter()
+        goal = cfg.steps if until is None else min(until, cfg.steps)
         with self.folder.log(now.step) as log, _stop_signals() as stop:
-            while now.step < cfg.steps and not self._out_of_patience():
+            while now.step < goal and not self._out_of_patience():
                 line = self._one_step()
                 last = now.step == cfg.steps
                 better = False
@@ -110,11 +111,17 @@ class Trainer:
                     self._save(better)
                 if stop.is_set() and not last:
                     raise Interrupted(f"stopped after step {now.step}")
+                self._tick()
         return now
 
+    def _tick(self) -> None:
+        """Counts the time since the last tick: steps, evaluations and checkpoints alike."""
+        mark = time.perf_counter()
+        self.progress.seconds += mark - self._mark
+        self._mark = mark
+
     def _one_step(self) -> dict[str, Any]:
-        now, count = self.progress, self.cfg.accumulate
-        begun = time.perf_counter()
+        now, count, begun = self.progress, self.cfg.accumulate, time.perf_counter()
         first = now.step * count
         batches = [self.batches.batch(index) for index in range(first, first + count)]
         lr = learning_rate(self.cfg, now.step)
@@ -127,18 +134,17 @@ class Trainer:
                 f"the last good checkpoint is {kept.name if kept else 'none'}; try a lower lr"
             ) from error
         tokens = sum(batch.ids.numel() for batch in batches)
-        seconds = time.perf_counter() - begun
-        now.step, now.tokens, now.seconds = now.step + 1, now.tokens + tokens, now.seconds + seconds
-        speed = tokens / seconds
+        speed = tokens / (time.perf_counter() - begun)
+        self._tick()
+        now.step, now.tokens = now.step + 1, now.tokens + tokens
         return {"step": now.step, "tokens": now.tokens, "loss": loss, "lr": lr, "grad_norm": norm,
                 "tokens_per_s": round(speed, 1), "seconds": round(now.seconds, 3)}  # fmt: skip
 
     def _evaluate(self, line: dict[str, Any]) -> bool:
         """Adds the held-out figures; true if they are the best so far."""
         assert self.held_out is not None
-        now, begun = self.progress, time.perf_counter()
+        now = self.progress
         nats, tokens = evaluate(self.step.compute, self.held_out.batches())
-        now.seconds += time.perf_counter() - begun
         line["held_out_loss"] = nats / tokens
         line["bits_per_byte"] = nats / math.log(2) / self.held_out.bytes
         better = now.best is None or nats / tokens < now.best
@@ -189,10 +195,3 @@ def _stop_signals() -> Iterator[threading.Event]:
     finally:
         for name, handler in zip(names, before, strict=True):
             signal.signal(name, handler)
-
-
-def can_compile() -> bool:
-    """Whether torch.compile finds a C++ compiler (its CPU code needs one)."""
-    import shutil
-
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))

@@ -1,0 +1,58 @@
+"""`gpt2llama demo`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._print import Json, log, print_json
+
+app = typer.Typer()
+
+
+@app.command()
+def demo(
+    minutes: Annotated[float, typer.Option(help="Bounds the training.")] = 3.0,
+    out: Annotated[Path, typer.Option(help="Its folder; a stopped demo goes on in it.")] = Path(
+        "demo-run"
+    ),
+    tune: Annotated[
+        bool, typer.Option("--tune/--no-tune", help="Tuning comes with a later version.")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Train a 3M Chinese model on this machine, score it, and let it write."""
+    from ..demo import demo as run_demo
+    from ..train.trainer import Interrupted
+    from ._progress import TrainingProgress
+
+    def write(piece: str) -> None:
+        shown.hide()
+        if not json:
+            print(piece, end="", flush=True)
+
+    try:
+        with TrainingProgress() as shown:
+            result = run_demo(out, minutes, say=log.print, report=shown.update, write=write)
+    except Interrupted as error:
+        log.print(f"{error}; the same command goes on from there")
+        raise typer.Exit(130) from None
+    if json:
+        print_json({k: str(v) if isinstance(v, Path) else v for k, v in asdict(result).items()})
+        return
+    print("\n")
+    log.print(
+        f"{result.bits_per_byte:.3f} bits per byte on {result.held_out_bytes:,} held-out bytes "
+        f"(xz -9e {result.xz:.2f}, bz2 -9 {result.bz2:.2f}, both knowing the training text)\n"
+        f"{result.tokens:,} tokens ({result.epochs:.1f} epochs of {result.corpus}) in "
+        f"{result.train_seconds:.0f} s, {result.tokens_per_second:,.0f} tokens/s\n\n"
+        f"model {out}/latest · loss curve {out}/loss.svg · figures {out}/metrics.jsonl · "
+        f"settings {out}/config.toml · tokenizer {out}/data/tokenizer\n\n"
+        "next:\n"
+        f"  gpt2llama generate {out} 却说曹操 -n 60 --temperature 0.8\n"
+        f"  gpt2llama tokenizer show {out}/data/tokenizer 天下大势，分久必合\n"
+        f"  gpt2llama train --preset zh-3m --data {out}/data --out my-run --set steps=300"
+    )

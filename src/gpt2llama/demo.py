@@ -1,0 +1,235 @@
+"""The main job in one function: a Chinese model, from text to a running sample, in minutes."""
+
+from __future__ import annotations
+
+import bz2
+import itertools
+import json
+import lzma
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from .assets import fetch
+from .data.batches import TokenData
+from .data.documents import read_documents
+from .data.prepare import prepare
+from .errors import AssetError, FileError, InputError
+from .generate import stream
+from .model.presets import preset
+from .plan import flops_per_token
+from .tokenizer import train_bpe
+from .train.config import RunConfig, TrainConfig
+from .train.metrics import evaluate, evaluate_text
+from .train.run import draw_curve, make_trainer, pick_device
+from .train.run_folder import RunFolder, read_metrics
+from .train.speed import gemm_limit
+from .train.step import can_compile, computing_dtype
+from .train.trainer import Trainer
+from .weights import load
+
+MODEL = preset("zh-3m")
+PROMPT = "却说曹操"
+HELD_OUT = 0.1  # sanguo: the last 12 of 120 chapters
+PROBE = 12  # steps that are timed before the run's length is settled
+# Marks in the digital text that are no part of the novel; the held-out text keeps its own.
+STRAY = str.maketrans("", "", "□\ufeff")
+
+# Muon learns this corpus in about half of AdamW's tokens. Whatever the number of steps, the probe
+# lies within the warm-up, so that its steps are the run's own first ones.
+RECIPE = TrainConfig(
+    optimizer="muon",
+    lr=3e-3,
+    schedule="wsd",
+    decay=0.7,
+    min_lr=0.02,
+    warmup_steps=20,
+    batch_size=16,
+    eval_every=None,
+    checkpoint_every=None,
+)
+MAX_EPOCHS = 10  # past that a model of this size learns the text by heart
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """bits_per_byte of the raw held-out text, by the model and by compressors that know the
+    training text; seconds from the first batch to the final weights."""
+
+    folder: Path
+    corpus: str
+    held_out_bytes: int
+    bits_per_byte: float
+    xz: float
+    bz2: float
+    train_seconds: float
+    tokens_per_second: float
+    tokens: int
+    epochs: float
+    sample: str
+    tune_seconds: float = 0.0
+
+
+def demo(
+    out: str | Path,
+    minutes: float,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    report: Callable[[dict[str, Any], int], None] = lambda line, steps: None,
+    write: Callable[[str], None] = lambda text: None,
+) -> DemoResult:
+    """Trains zh-3m in the folder `out` for at most `minutes`, scores it and lets it write.
+
+    say: one line of what is going on; report: a line of metrics.jsonl, and the steps in all once
+    they are settled, before that 0; write: a piece of the sample. Called again on its folder, it
+    goes on where it was stopped and ends with an undisturbed run's numbers. Raises what training
+    raises.
+    """
+    if not 0 < minutes < 10_000:
+        raise InputError(f"--minutes {minutes:g} must be above 0 and below 10,000")
+    out = Path(out)
+    _check_folder(out)
+    with RunFolder(out, resume=True) as folder:
+        corpus = _prepare(folder, say)
+        trainer = _plan(folder, minutes, say, report)
+        progress = trainer.run()
+        draw_curve(folder)
+    model, tokenizer = load(out)
+    assert tokenizer is not None
+    begun = time.perf_counter()
+    held_out = (out / "data" / "held-out.txt").read_text(encoding="utf-8")
+    score = evaluate_text(model, tokenizer, held_out)
+    seconds = progress.seconds + time.perf_counter() - begun
+    write(PROMPT)
+    pieces = [PROMPT]
+    settings: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 1}
+    room = model.config.max_seq_len - len(tokenizer.encode(PROMPT)) - 1
+    for piece in stream(model, tokenizer, PROMPT, max_new_tokens=room, **settings):
+        write(piece)
+        pieces.append(piece)
+    known = "\n".join(_texts(out)).encode("utf-8")[: -score.bytes]
+    return DemoResult(
+        folder=out,
+        corpus=corpus,
+        held_out_bytes=score.bytes,
+        bits_per_byte=score.bits_per_byte,
+        xz=_conditional_bits(_xz, known, held_out),
+        bz2=_conditional_bits(bz2.compress, known, held_out),
+        train_seconds=seconds,
+        tokens_per_second=median(line["tokens_per_s"] for line in read_metrics(out)),
+        tokens=progress.tokens,
+        epochs=progress.tokens / len(TokenData.open(out / "data").train),
+        sample="".join(pieces),
+    )
+
+
+def _check_folder(out: Path) -> None:
+    if out.is_dir() and any(out.iterdir()) and not (out / "corpus.jsonl").exists():
+        raise FileError(f"{out} is in use, and not by a demo; name another --out")
+
+
+def _prepare(folder: RunFolder, say: Callable[[str], None]) -> str:
+    """corpus.jsonl and data/, unless they are there; the name of the corpus."""
+    path, data = folder.path / "corpus.jsonl", folder.path / "data"
+    prose = files("gpt2llama.data").joinpath("prose.zh.txt").read_text(encoding="utf-8")
+    if not path.exists():
+        name, texts = _corpus(prose, say)
+        lines = [{"text": text, "corpus": name} for text in texts]
+        folder.write_text(
+            path.name, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        )
+    with path.open(encoding="utf-8") as file:
+        name = json.loads(file.readline())["corpus"]
+    if not data.exists():
+        texts = _texts(folder.path)
+        learned = texts[: len(texts) - max(1, round(len(texts) * HELD_OUT))]
+        say(f"training a tokenizer on {sum(map(len, learned)):,} characters")
+        tokenizer = train_bpe(learned + [prose] * (name != "prose"), MODEL.vocab_size)
+        done = prepare([path], tokenizer, data, HELD_OUT)
+        say(
+            f"{done.train.tokens:,} tokens to train on, {done.held_out.tokens:,} held out; "
+            f"{done.leaked_windows} held-out windows also occur in training"
+        )
+    return str(name)
+
+
+def _corpus(prose: str, say: Callable[[str], None]) -> tuple[str, list[str]]:
+    """The novel's chapters, or without a network the sections of the prose that ships."""
+    try:
+        chapters = [d.text for d in read_documents([fetch("sanguo", timeout=90)])]
+    except AssetError as error:
+        say(f"{error}")
+        say("training on the small text that ships instead: expect little of the model")
+        return "prose", prose.strip().split("\n\n")
+    first_held = len(chapters) - round(len(chapters) * HELD_OUT)
+    return "sanguo", [c.translate(STRAY) for c in chapters[:first_held]] + chapters[first_held:]
+
+
+def _texts(out: Path) -> list[str]:
+    with (out / "corpus.jsonl").open(encoding="utf-8", newline="\n") as file:
+        return [json.loads(line)["text"] for line in file]
+
+
+def _plan(
+    folder: RunFolder,
+    minutes: float,
+    say: Callable[[str], None],
+    report: Callable[[dict[str, Any], int], None],
+) -> Trainer:
+    """The minutes become a number of steps once, by timing the first few; config.toml keeps it."""
+    steps = [0]
+    settled = folder.path / "config.toml"
+    if settled.exists():
+        run = RunConfig.read(settled)
+        steps[0] = run.train.steps
+        say(f"going on with {steps[0]:,} steps, settled before")
+        return make_trainer(run, folder, lambda line: report(line, steps[0]))
+    data = folder.path.resolve() / "data"
+    tokens = len(TokenData.open(data).train)
+    dtype = computing_dtype(RECIPE, torch.device(pick_device(RECIPE.device)))
+    guess = 0.4 * gemm_limit(dtype) / flops_per_token(MODEL) * minutes * 60 / tokens  # epochs
+    compiled = can_compile() and minutes >= (2.5 if dtype == torch.float32 else 1)
+    run = RunConfig(
+        model=MODEL.replace(dropout=0.15 if guess > 4 else 0.05 if guess > 2 else 0.0),
+        train=RECIPE.replace(steps=1_000_000, compile="on" if compiled else "off"),
+        data=str(data),
+    )
+    trainer = make_trainer(run, folder, lambda line: report(line, steps[0]))
+    say("compiling and timing the first steps" if compiled else "timing the first steps")
+    done = trainer.run(until=PROBE)
+    speed = median(line["tokens_per_s"] for line in read_metrics(folder.path)[PROBE // 3 :])
+    assert trainer.held_out is not None
+    begun = time.perf_counter()
+    evaluate(trainer.model, itertools.islice(trainer.held_out.batches(), 2))
+    scored = 2 * 4096 / (time.perf_counter() - begun)  # tokens/s
+    held_out = len(TokenData.open(data).held_out)
+    left = minutes * 60 - done.seconds - 3 * held_out / scored - 1
+    a_step = run.train.batch_size * run.seq_len
+    most = MAX_EPOCHS * tokens // a_step
+    steps[0] = min(most, PROBE + max(1, int(0.97 * left * speed / a_step)))
+    cheap = 0.01 * left * scored > held_out
+    trainer.cfg = run.train.replace(
+        steps=steps[0],
+        eval_every=max(1, steps[0] // 8) if cheap else None,
+        checkpoint_every=max(1, int(steps[0] * 45 / (minutes * 60))),
+    )
+    run = replace(run, train=trainer.cfg)
+    folder.write_text("config.toml", run.to_toml())
+    say(f"{speed:,.0f} tokens/s: {steps[0]:,} steps, {steps[0] * a_step / tokens:.1f} epochs")
+    return trainer
+
+
+def _xz(text: bytes) -> bytes:
+    return lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
+
+
+def _conditional_bits(compress: Callable[[bytes], bytes], known: bytes, text: str) -> float:
+    """Bits per byte of `text` for a compressor that has read `known` before it."""
+    new = text.encode("utf-8")
+    return 8 * (len(compress(known + new)) - len(compress(known))) / len(new)

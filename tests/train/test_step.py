@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpt2llama.data.batches import IGNORED, Batch
+from gpt2llama.errors import TrainingError
+from gpt2llama.model.config import ModelConfig
+from gpt2llama.model.transformer import Transformer
+from gpt2llama.train.config import TrainConfig
+from gpt2llama.train.step import Step
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 40, "max_seq_len": 8, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "d_model": 16,
+    "d_ff": 24,
+}  # fmt: skip
+
+
+def make_model(**switches: Any) -> Transformer:
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(**SIZES | switches))
+    with torch.no_grad():  # far from the symmetry of the initial weights
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    return model
+
+
+def make_batch(valid: int, rows: int = 4, seed: int = 0) -> Batch:
+    """`valid` targets at random places, the others masked."""
+    rng = torch.Generator().manual_seed(1000 * seed + valid)
+    ids, targets = torch.randint(40, (2, rows, 8), generator=rng)
+    masked = torch.randperm(rows * 8, generator=rng)[valid:]
+    return Batch(ids, targets.flatten().index_fill(0, masked, IGNORED).view(rows, 8))
+
+
+def take(
+    model: Transformer, batches: list[Batch], compiled: bool = False, **settings: Any
+) -> tuple[float, float, dict[str, Tensor]]:
+    """Loss, norm and the gradient as it was applied: a step of plain descent at rate 1."""
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    settings = {"dtype": "fp32", "clip": None, **settings}
+    step = Step(model, TrainConfig(**settings), compiled)
+    step.optimizers = [torch.optim.SGD(step.params)]
+    loss, norm = step(batches, 1.0)
+    return loss, norm, {name: before[name] - p.detach() for name, p in model.named_parameters()}
+
+
+def length(gradient: dict[str, Tensor]) -> float:
+    return float(torch.stack([g.norm() for g in gradient.values()]).norm())
+
+
+def test_micro_batches_weigh_by_their_valid_targets() -> None:
+    """Against autograd in fp64 over all rows at once."""
+    batches = [make_batch(valid) for valid in (1, 7, 2, 30, 0)]
+    model = make_model()
+    exact = copy.deepcopy(model).double()
+    ids, targets = (torch.cat([getattr(b, k) for b in batches]) for k in ("ids", "targets"))
+    mean = F.cross_entropy(exact(ids).flatten(0, 1), targets.flatten())
+    mean.backward()  # type: ignore[no-untyped-call]
+    loss, norm, gradient = take(model, batches)
+    assert loss == pytest.approx(mean.item(), rel=1e-6)
+    for name, p in exact.named_parameters():
+        assert p.grad is not None
+        torch.testing.assert_close(gradient[name], p.grad.float(), msg=name)
+    assert norm == pytest.approx(length(gradient), rel=1e-5)
+    one = take(make_model(), [Batch(ids, targets)])
+    assert one[0] == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(one[2], gradient)
+
+
+def test_a_masked_target_teaches_nothing() -> None:
+    batch, seen = make_batch(9), list[Any]()
+    model = make_model()
+
+    def look(module: object, inward: object, outward: Any) -> None:
+        seen.append(outward[0])
+
+    model.lm_head.register_full_backward_hook(look)
+    take(model, [batch])
+    taught = seen[0].abs().sum(-1) > 0  # (B, T), from the gradient with respect to the logits
+    assert torch.equal(taught, batch.targets != IGNORED)
+
+
+def test_what_follows_the_last_target_changes_nothing() -> None:
+    whole = make_batch(32)
+    for mask in (slice(5, None), slice(0, 5)):
+        targets = whole.targets.clone()
+        targets[:, mask] = IGNORED
+        other = whole.ids.clone()
+        other[:, mask] = (other[:, mask] + 1) % 40
+        a, b = (take(make_model(), [Batch(ids, targets)]) for ids in (whole.ids, other))
+        assert (a[:2] == b[:2]) == (mask.start == 5)  # a prompt is context, a tail is not even that
+
+
+def test_clip_bounds_the_update_and_reports_the_norm_before() -> None:
+    batch = make_batch(20)
+    _, norm, gradient = take(make_model(), [batch])
+    assert norm == pytest.approx(length(gradient), rel=1e-5)
+    _, same, clipped = take(make_model(), [batch], clip=norm / 10)
+    assert same == pytest.approx(norm, rel=1e-6)
+    assert length(clipped) == pytest.approx(norm / 10, rel=1e-4)
+    for name in gradient:
+        torch.testing.assert_close(clipped[name] * 10, gradient[name], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(take(make_model(), [batch], clip=norm * 10)[2], gradient)
+
+
+def test_a_step_leaves_no_gradient_behind_and_uses_its_rate() -> None:
+    model = make_model()
+    step = Step(model, TrainConfig(dtype="fp32", weight_decay=0.0, optimizer="muon"), False)
+    step([make_batch(20)], 0.01)
+    assert all(p.grad is None for p in model.parameters())
+    before = copy.deepcopy(model.state_dict())
+    step([make_batch(20)], 0.0)
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+
+
+def test_dropout_is_on_whatever_mode_the_model_comes_in() -> None:
+    torch.manual_seed(0)
+    model = make_model(dropout=0.5).eval()
+    step = Step(model, TrainConfig(dtype="fp32"), False)
+    assert step([make_batch(20)], 0.0)[0] != step([make_batch(20)], 0.0)[0]
+
+
+def test_all_masked() -> None:
+    model = make_model()
+    before = copy.deepcopy(model.state_dict())
+    step = Step(model, TrainConfig(), False)
+    with pytest.raises(TrainingError, match="no target to learn"):
+        step([make_batch(0), make_batch(0)], 0.1)
+    torch.testing.assert_close(dict(model.state_dict()), dict(before))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_loss_that_is_not_finite(dtype: str) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.get_parameter("layers.1.mlp.up_proj.weight")[3, 4] = torch.nan
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    step = Step(model, TrainConfig(dtype=dtype), False)  # type: ignore[arg-type]
+    with pytest.raises(TrainingError, match=r"layers\.1\.mlp\.up_proj\.weight is not finite"):
+        step([make_batch(20)], 0.1)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name], equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_bf16_computes_in_a_copy(tied: bool) -> None:
+    batches = [make_batch(20), make_batch(5)]
+    reference = take(make_model(tie_embeddings=tied), batches)
+    got = take(make_model(tie_embeddings=tied), batches, dtype="bf16")
+    assert got[0] == pytest.approx(reference[0], rel=0.01)
+    error = {name: got[2][name] - g for name, g in reference[2].items()}
+    assert 0 < length(error) < 0.03 * length(reference[2])  # bf16 has 8 bits
+
+    model = make_model(tie_embeddings=tied)
+    step = Step(model, TrainConfig(dtype="bf16", optimizer="muon"), False)
+    for _ in range(2):
+        step(batches, 0.01)
+    assert step.model is model
+    for network in (model, step.compute):
+        assert (network.lm_head.weight is network.embed_tokens.weight) == tied
+    for p, c in zip(model.parameters(), step.compute.parameters(), strict=True):
+        assert (p.dtype, c.dtype) == (torch.float32, torch.bfloat16)
+        assert torch.equal(c, p.bfloat16())
+    rounded = [torch.equal(p, p.bfloat16().float()) for p in model.parameters() if p.dim() > 1]
+    assert not any(rounded)  # the master keeps what bf16 cannot
+    with torch.no_grad():
+        model.get_parameter("norm.weight").fill_(3.0)
+    step.refresh()
+    assert step.compute.get_parameter("norm.weight").tolist() == [3.0] * 16
+
+
+def test_fp32_computes_in_the_model_itself() -> None:
+    model = make_model()
+    assert Step(model, TrainConfig(dtype="fp32"), False).compute is model
+
+
+def test_compiled_in_one_graph_equals_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As traced; what inductor makes of the graph is its own affair, and takes a minute."""
+    traced = partial(torch.compile, backend="eager", fullgraph=True)
+    small = {"n_layers": 1, "n_heads": 1, "n_kv_heads": 1, "d_model": 8, "d_ff": 8}
+    batches = [make_batch(3), make_batch(20)]
+    eager = take(make_model(**small), batches)
+    monkeypatch.setattr(torch, "compile", traced)
+    compiled = take(make_model(**small), batches, compiled=True)
+    assert compiled[:2] == pytest.approx(eager[:2], rel=1e-5)
+    torch.testing.assert_close(compiled[2], eager[2])
