@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import errors, generate
-    from .generate import generate_ids, stream
+    from . import errors
+    from .generate import generate, generate_ids, stream
     from .model.config import (
         DynamicScaling,
         LinearScaling,

@@ -200,9 +200,9 @@ def test_the_ends_of_the_cache_and_of_a_learned_table(padded: bool) -> None:
         model(tokens(2, 2), cache=cache, attention_mask=real)
         model(tokens(2, end - 2), cache=cache)
     before = table.length.tolist()
-    with pytest.raises(InputError, match="the cache holds 5 tokens and 6 are needed"):
+    with pytest.raises(InputError, match=r"holds 5 tokens.* 6 are needed"):
         model(tokens(2, 1), cache=small)
-    with pytest.raises(InputError, match=f"needs {CONTEXT + 1} positions"):
+    with pytest.raises(InputError, match=f"{CONTEXT + 1} positions are needed"):
         model(tokens(2, 1), cache=table)
     assert table.length.tolist() == before == [CONTEXT - padded, CONTEXT]
     if padded:  # the shorter row has room for one more, where the full one has padding

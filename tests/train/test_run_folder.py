@@ -10,9 +10,10 @@ import torch
 from tiny_run import config, metrics
 
 import gpt2llama as g
+from gpt2llama.data.prepare import prepare
 from gpt2llama.errors import ConfigError, DataError, FileError, WeightsError
 from gpt2llama.model.transformer import Transformer
-from gpt2llama.tokenizer import train_bpe
+from gpt2llama.tokenizer import load_tokenizer, train_bpe
 from gpt2llama.train.config import TrainConfig
 from gpt2llama.train.optim import make_optimizers
 from gpt2llama.train.run import train
@@ -95,6 +96,14 @@ def test_a_resumed_run_keeps_its_settings(run: Path, data: Path, changes: Any, s
     with pytest.raises(ConfigError, match=says):
         train(config(data, steps=7, **changes), run, resume=True)
     assert (run / "config.toml").read_bytes() == written
+
+
+def test_a_resumed_run_keeps_its_data(run: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("the model reads 曹操。" * 200, encoding="utf-8")
+    tokenizer = load_tokenizer(data / "tokenizer")
+    other = prepare([tmp_path / "other.txt"], tokenizer, tmp_path / "other").folder
+    with pytest.raises((ConfigError, DataError), match="data"):
+        train(config(other, steps=8), run, resume=True)
 
 
 def test_more_steps_go_on(run: Path, data: Path) -> None:

@@ -185,7 +185,7 @@ def test_seq_len_is_the_models_unless_set() -> None:
         ("[model]\nvocab_size = 9", "lacks max_seq_len"),
         ("train = 3", "train"),
         ("model = 3", "model"),
-        (RUN.to_toml() + "seq_len = 999\n", "seq_len 999 is above"),
+        (RUN.to_toml().replace("max_seq_len = 128", "max_seq_len = 0"), "max_seq_len must be"),
         (RUN.to_toml().replace("lr = 0.001", "lr = 'high'"), "lr must be a number"),
     ],
 )

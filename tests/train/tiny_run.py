@@ -22,26 +22,7 @@ SETTINGS: dict[str, Any] = {
 
 def make_data(folder: Path) -> Path:
     """About 1,600 tokens to train on and 180 held out, of the tokenizer in its folder."""
-    words, ends = (
-        [
-            "曹操",
-            "玄德",
-            "关公",
-            "张飞",
-            "引军",
-            "大喜",
-            "而走",
-            "the",
-            "model",
-            "reads",
-            "one",
-            "byte",
-            "at",
-            "a",
-            "time",
-        ],
-        "。\n， ",
-    )
+    words, ends = ["曹操", "玄德", "引军", "大喜", "the model", "reads", "bytes"], "。\n， "
     rng = random.Random(0)
     text = "".join(rng.choice(words) + rng.choice(ends) for _ in range(500))
     (folder / "text.txt").write_text(text, encoding="utf-8")

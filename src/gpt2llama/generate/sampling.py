@@ -64,7 +64,7 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     ordered, ids = logits.sort(descending=True, stable=True)
     probs = ordered.softmax(-1)
     before = probs.cumsum(-1) - probs  # of the likelier tokens; 0 for the first, always kept
-    drop = before >= p  # in that order, and then in the ids'
+    drop = (before >= p) & (p < 1)  # rounding may bring the sum to 1 before the end
     return logits.masked_fill(drop.scatter(-1, ids, drop), -torch.inf)
 
 
@@ -99,7 +99,7 @@ def sample(
     logits = temperature(logits, settings.temperature)
     if settings.top_k is not None:
         logits = top_k(logits, settings.top_k)
-    if settings.top_p is not None and settings.top_p < 1:
+    if settings.top_p is not None:
         logits = top_p(logits, settings.top_p)
     if settings.min_p is not None:
         logits = min_p(logits, settings.min_p)

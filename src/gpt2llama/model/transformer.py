@@ -218,9 +218,11 @@ class Transformer(nn.Module):
         start, steps = cache.end if cache else 0, ids.shape[1]
         plain = real is None and positions is None and (cache is None or cache.plain)
         if positions is None:
-            order = torch.arange(steps, device=ids.device)[None]
-            order = order if real is None else (real.cumsum(1) - 1).clamp(min=0)
-            positions = order + (start if plain or cache is None else cache.length[:, None])
+            counted = torch.ones_like(ids[:1], dtype=torch.bool) if real is None else real
+            first = start if plain or cache is None else cache.length[:, None]
+            positions = (first + counted.cumsum(1) - 1).where(counted, 0)
+        elif positions.dtype != torch.long or positions.shape not in (ids.shape, ids[:1].shape):
+            raise InputError(f"positions must be int64 {ids.shape} (got {positions.shape})")
         end = start + steps if plain or self.position_limit == math.inf else positions.max() + 1
         if end > self.position_limit:
             rule = f"the learned table has max_seq_len={self.position_limit}: shorten the text"
