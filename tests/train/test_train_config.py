@@ -118,7 +118,6 @@ def test_any_number_and_any_path_come_back(
         ("steps=1_000", 1000),
         ("tie_embeddings=false", False),
         ("clip=none", None),
-        ("n_kv_heads=null", None),
         ("norm=layernorm", "layernorm"),
         ('norm="layernorm"', "layernorm"),
         ("position=none", "none"),  # here it is a word

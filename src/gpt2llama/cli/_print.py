@@ -13,6 +13,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 log = Console(stderr=True, highlight=False)
 
 
+def tell(text: str) -> None:
+    """A line on stderr as it is: paths and commands in it can be copied."""
+    log.print(text, soft_wrap=True, markup=False)
+
+
 def print_json(values: dict[str, Any]) -> None:
     """One JSON object on one line; Chinese stays readable."""
     print(json.dumps(values, ensure_ascii=False), flush=True)

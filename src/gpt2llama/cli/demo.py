@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ._print import Json, log, print_json
+from ._print import Json, print_json, tell
 
 app = typer.Typer()
 
@@ -36,15 +36,15 @@ def demo(
 
     try:
         with TrainingProgress() as shown:
-            result = run_demo(out, minutes, say=log.print, report=shown.update, write=write)
+            result = run_demo(out, minutes, say=tell, report=shown.update, write=write)
     except Interrupted as error:
-        log.print(f"{error}; the same command goes on from there")
+        tell(f"{error}; the same command goes on from there")
         raise typer.Exit(130) from None
     if json:
         print_json({k: str(v) if isinstance(v, Path) else v for k, v in asdict(result).items()})
         return
     print("\n")
-    log.print(
+    tell(
         f"{result.bits_per_byte:.3f} bits per byte on {result.held_out_bytes:,} held-out bytes "
         f"(xz -9e {result.xz:.2f}, bz2 -9 {result.bz2:.2f}, both knowing the training text)\n"
         f"{result.tokens:,} tokens ({result.epochs:.1f} epochs of {result.corpus}) in "

@@ -61,7 +61,7 @@ def root() -> None:
 
 
 def main() -> None:
-    """Exit 0 ok, 1 failed (one sentence on stderr), 2 bad usage, 130 interrupted."""
+    """Exit 0 ok, 1 failed (one sentence on stderr), 2 bad usage."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8")  # Chinese must print whatever the locale says
@@ -70,8 +70,5 @@ def main() -> None:
     except Gpt2LlamaError as error:
         print(f"gpt2llama: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("gpt2llama: interrupted", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from ._print import Json, log, print_json
+from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
 
 app = typer.Typer()
@@ -55,13 +56,15 @@ def train(
     run = run.set(settings or [])
     try:
         with TrainingProgress() as shown:
-            report = partial(shown.update, steps=run.train.steps)
+            total = run.train.steps
+            report = partial(shown.update, steps=total)
             done = train_run(run, out, resume=resume, report=report)
     except Interrupted as error:
-        log.print(f"{error}; go on with: gpt2llama train --out {out} --resume")
+        tell(f"{error}; go on with: gpt2llama train --out {shlex.quote(str(out))} --resume")
         raise typer.Exit(130) from None
     result = {"run": str(out), "step": done.step, "tokens": done.tokens, **shown.last}
     if json:
         print_json(result)
     else:
-        log.print(f"{done.step} steps, {done.tokens:,} tokens in {done.seconds:.0f} s: {out}")
+        early = f" (stopped early: step {done.best_step} was the best)" * (done.step < total)
+        tell(f"{done.step} steps{early}, {done.tokens:,} tokens in {done.seconds:.0f} s: {out}")

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from dataclasses import asdict, dataclass, fields, replace
+import typing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ..errors import CheckedFields, ConfigError, FileError, check_names, did_you_mean
+from ..errors import (
+    CheckedFields,
+    ConfigError,
+    FileError,
+    check_names,
+    did_you_mean,
+    field_names,
+)
 from ..model.config import ModelConfig
 
 
@@ -48,10 +56,6 @@ class TrainConfig(CheckedFields):
     device: str = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
 
-    def replace(self, **changes: Any) -> TrainConfig:
-        check_names("TrainConfig", TrainConfig, changes)
-        return replace(self, **changes)
-
 
 def learning_rate(cfg: TrainConfig, step: int) -> float:
     """The rate of step `step` (counted from 0): warm-up, then `cfg.schedule`."""
@@ -82,17 +86,15 @@ class RunConfig:
     def to_toml(self) -> str:
         lines = [f"data = {json.dumps(self.data, ensure_ascii=False)}"]
         for section in ("model", "train"):
-            part = getattr(self, section)
-            values = part.to_dict() if isinstance(part, ModelConfig) else asdict(part)
             lines += ["", f"[{section}]"]
-            lines += [f"{k} = {_toml(v)}" for k, v in values.items() if v is not None]
+            lines += [f"{k} = {_toml(v)}" for k, v in getattr(self, section).to_dict().items()]
         return "\n".join(lines) + "\n"
 
     def set(self, pairs: list[str]) -> RunConfig:
         """Applies `key=value` strings; the key may be a field of the model or of the training."""
-        known = {f.name: "train" for f in fields(TrainConfig)}
-        known |= {f.name: "model" for f in fields(ModelConfig)}
-        changes: dict[str, dict[str, Any]] = {"model": {}, "train": {}}
+        known: dict[str, type] = dict.fromkeys(field_names(TrainConfig), TrainConfig)
+        known |= dict.fromkeys(field_names(ModelConfig), ModelConfig)
+        changes: dict[type, dict[str, Any]] = {ModelConfig: {}, TrainConfig: {}}
         for pair in pairs:
             key, equals, text = pair.partition("=")
             if not equals:
@@ -100,8 +102,9 @@ class RunConfig:
             if key not in known:
                 raise ConfigError(f"--set: there is no field {key!r}{did_you_mean(key, known)}")
             changes[known[key]][key] = _value(text)
-        run = replace(self, model=self.model.replace(**changes["model"]))
-        return replace(run, train=run.train.replace(**changes["train"])).checked()
+        model = self.model.replace(**_with_none(ModelConfig, changes[ModelConfig]))
+        train = self.train.replace(**_with_none(TrainConfig, changes[TrainConfig]))
+        return replace(self, model=model, train=train).checked()
 
     def checked(self) -> RunConfig:
         if self.seq_len > self.model.max_seq_len:
@@ -125,28 +128,37 @@ class RunConfig:
             raise FileError(f"cannot read {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not TOML: {error}") from error
-        check_names(str(path), cls, values)
         train, model = values.get("train", {}), values.get("model", {})
-        check_names(f"[train] in {path}", TrainConfig, train)
-        run = cls(
-            model=ModelConfig.from_dict(model),
-            train=TrainConfig(**train),
-            data=str(values.get("data", "")),
-        )
-        return run.checked()
+        if not isinstance(train, dict) or not isinstance(model, dict):
+            raise ConfigError(f"{path}: model and train must be tables, [model] and [train]")
+        try:
+            check_names("a run", cls, values)
+            run = cls(
+                train=TrainConfig.from_dict(_with_none(TrainConfig, train)),
+                model=ModelConfig.from_dict(_with_none(ModelConfig, model)),
+                data=str(values.get("data", "")),
+            )
+            return run.checked()
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+
+def _with_none(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no None: the word none is one, where the field may be None."""
+    hints = typing.get_type_hints(cls)
+    optional = {name for name in values if type(None) in typing.get_args(hints.get(name))}
+    return {k: None if v == "none" and k in optional else v for k, v in values.items()}
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
         inner = ", ".join(f"{k} = {_toml(v)}" for k, v in value.items() if v is not None)
         return f"{{{inner}}}"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps("none" if value is None else value, ensure_ascii=False)
 
 
 def _value(text: str) -> Any:
-    """A TOML value (1e-3, true, {type = "linear", factor = 2}), none, or else a bare word."""
-    if text.lower() in ("none", "null"):
-        return None
+    """A TOML value (1e-3, true, {type = "linear", factor = 2}), or else a bare word."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

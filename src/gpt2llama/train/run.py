@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ import torch
 
 from ..data.batches import PackedBatches, TokenData, held_out_windows
 from ..errors import ConfigError, DataError
-from ..model.config import ModelConfig
 from ..model.transformer import Transformer
 from ..plan import flops_per_token
 from ..tokenizer import load_tokenizer
-from .config import RunConfig, TrainConfig
+from .config import RunConfig
 from .curve import loss_curve
 from .run_folder import RunFolder, read_metrics
 from .step import can_compile, computing_dtype
@@ -103,6 +101,8 @@ def should_compile(run: RunConfig) -> bool:
     compiling does not touch, so it takes a longer run to earn it back.
     """
     cfg = run.train
+    if cfg.compile == "on" and not can_compile():
+        raise ConfigError("compile=on needs a C++ compiler; install g++ or set compile=auto")
     if cfg.compile != "auto":
         return cfg.compile == "on"
     tokens = cfg.steps * cfg.accumulate * cfg.batch_size * run.seq_len
@@ -112,11 +112,10 @@ def should_compile(run: RunConfig) -> bool:
 
 
 def _check_same(before: RunConfig, now: RunConfig, folder: Path) -> None:
-    for part, cls in (("model", ModelConfig), ("train", TrainConfig)):
-        for f in fields(cls):
-            old, new = (getattr(getattr(c, part), f.name) for c in (before, now))
-            if old != new and f.name not in _MAY_CHANGE:
-                raise ConfigError(
-                    f"{folder} was begun with {f.name}={old!r}, not {new!r}; resume it with the "
-                    "same settings or train in another --out"
-                )
+    old, new = ({"data": c.data} | c.model.to_dict() | c.train.to_dict() for c in (before, now))
+    for name in old:
+        if old[name] != new[name] and name not in _MAY_CHANGE:
+            raise ConfigError(
+                f"{folder} was begun with {name}={old[name]!r}, not {new[name]!r}; resume it with "
+                "the same settings or train in another --out"
+            )

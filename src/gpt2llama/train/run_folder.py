@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,18 +29,25 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         try:
+            if not resume and self._is_used():
+                raise FileError(
+                    f"{path} is already used; continue it with --resume or name another --out"
+                )
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = _hold(self.path / ".lock")
+        except FileError:
+            raise
         except OSError as error:
             raise FileError(f"cannot use {path} as a run folder: {error}") from error
-        used = [p.name for p in self.path.iterdir() if p.name not in (".lock", "checkpoints")]
-        if not resume and (used or any(self.checkpoints.iterdir())):
-            self.close()
-            raise FileError(
-                f"{path} is already used; continue it with --resume or name another --out"
-            )
         for partial in self.checkpoints.glob(".*"):  # left by a kill in the middle of writing
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _is_used(self) -> bool:
+        """Anything but what a run leaves that failed before it began."""
+        empty = (".lock", "checkpoints")
+        found = list(self.path.iterdir()) if self.path.exists() else []
+        inside = any(self.checkpoints.iterdir()) if self.checkpoints.exists() else False
+        return inside or any(entry.name not in empty for entry in found)
 
     def close(self) -> None:
         self._lock.close()
@@ -76,20 +84,22 @@ class RunFolder:
         """metrics.jsonl to append to, without the lines of steps after `done`."""
         kept = [line for line in read_metrics(self.path) if line["step"] <= done]
         self.write_text(self.metrics.name, "".join(json.dumps(line) + "\n" for line in kept))
-        with self.metrics.open("a", encoding="utf-8", newline="\n") as file:
-            yield MetricsLog(file)
+        with self.metrics.open("ab", buffering=0) as file:  # nothing left to flush on a full disk
+            yield MetricsLog(self.metrics, file)
 
 
 class MetricsLog:
-    def __init__(self, file: IO[str]) -> None:
-        self.file = file
+    def __init__(self, path: Path, file: FileIO) -> None:
+        self.path, self.file = path, file
 
     def write(self, values: dict[str, Any]) -> None:
+        line = (json.dumps(values) + "\n").encode("utf-8")
         try:
-            self.file.write(json.dumps(values) + "\n")
-            self.file.flush()
+            whole = self.file.write(line) == len(line)
         except OSError as error:
-            raise FileError(f"cannot write {self.file.name}: {error}") from error
+            raise FileError(f"cannot write {self.path}: {error}") from error
+        if not whole:
+            raise FileError(f"cannot write {self.path}: the disk is full")
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:
@@ -97,8 +107,11 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines[:-1] if line]
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {error}; move it away to go on") from error
 
 
 def write_state(

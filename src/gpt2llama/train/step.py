@@ -92,11 +92,11 @@ class Step:
                 c.grad = None
 
     def _first_bad_tensor(self) -> str | None:
-        for name, p in self.model.named_parameters():
-            for what, tensor in (("weight", p), ("gradient of", p.grad)):
-                if tensor is not None and not tensor.isfinite().all():
-                    return f"{what} {name} is not finite"
-        return None
+        named = list(self.model.named_parameters())
+        suspects = [(f"weight {name}", p.data) for name, p in named]
+        suspects += [(f"gradient of {name}", p.grad) for name, p in named if p.grad is not None]
+        bad = (what for what, tensor in suspects if not tensor.isfinite().all())
+        return next((f"{what} is not finite" for what in bad), None)
 
 
 def computing_dtype(cfg: TrainConfig, device: torch.device) -> torch.dtype:

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ..data.batches import Batch
-from ..errors import TrainingError
+from ..errors import TrainingError, WeightsError
+from ..weights.build import state_of
 from ..weights.checkpoint import read_state as read_weights
 from ..weights.checkpoint import write_model
 from ..weights.files import new_folder
@@ -86,13 +88,24 @@ class Trainer:
         self.progress = Progress()
         checkpoint = folder.latest()
         if checkpoint is not None:
-            model.load_state_dict(read_weights(checkpoint), strict=False)
-            rng, progress = read_state(checkpoint, model, self.step.optimizers)
+            self._resume(checkpoint)
+
+    def _resume(self, checkpoint: Path) -> None:
+        weights = read_weights(checkpoint)
+        odd = sorted(weights.keys() ^ state_of(self.model).keys())
+        if odd:
+            raise WeightsError(f"{checkpoint}: model.safetensors lacks {odd[0]}, or should")
+        self.model.load_state_dict(weights, strict=False)  # a tied head is stored once
+        rng, progress = read_state(checkpoint, self.model, self.step.optimizers)
+        try:
             self.progress = Progress(**progress)
-            self.step.refresh()
-            torch.set_rng_state(rng["cpu"])
-            if "cuda" in rng:
-                torch.cuda.set_rng_state(rng["cuda"])
+        except TypeError as error:
+            raise WeightsError(f"{checkpoint}/trainer.json is another version's") from error
+        self.step.refresh()
+        self._point_to(checkpoint.name)  # a kill may have come between the two
+        torch.set_rng_state(rng["cpu"])
+        if "cuda" in rng:
+            torch.cuda.set_rng_state(rng["cuda"])
 
     def run(self, until: int | None = None) -> Progress:
         now, cfg, self._mark = self.progress, self.cfg, time.perf_counter()
@@ -107,9 +120,10 @@ class Trainer:
                     last = last or self._out_of_patience()
                 log.write(line)
                 self.report(line)
-                if last or better or stop.is_set() or _due(now.step, cfg.checkpoint_every):
-                    self._save(better)
-                if stop.is_set() and not last:
+                stopping = stop.is_set()
+                if last or better or stopping or _due(now.step, cfg.checkpoint_every):
+                    self._save()
+                if stopping and not last:
                     raise Interrupted(f"stopped after step {now.step}")
                 self._tick()
         return now
@@ -145,6 +159,8 @@ class Trainer:
         assert self.held_out is not None
         now = self.progress
         nats, tokens = evaluate(self.step.compute, self.held_out.batches())
+        if not math.isfinite(nats):
+            raise TrainingError(f"step {now.step}: the held-out loss is {nats}; try a lower lr")
         line["held_out_loss"] = nats / tokens
         line["bits_per_byte"] = nats / math.log(2) / self.held_out.bytes
         better = now.best is None or nats / tokens < now.best
@@ -157,7 +173,7 @@ class Trainer:
     def _out_of_patience(self) -> bool:
         return self.cfg.patience is not None and self.progress.worse >= self.cfg.patience
 
-    def _save(self, best: bool) -> None:
+    def _save(self) -> None:
         target = self.folder.checkpoint(self.progress.step)
         rng = {"cpu": torch.get_rng_state()}
         if self.step.device.type == "cuda":
@@ -166,9 +182,13 @@ class Trainer:
             write_model(folder, self.model, self.tokenizer)
             progress = asdict(self.progress)
             write_state(folder, self.model, self.step.optimizers, rng, progress)
-        self.folder.write_text("latest", target.name + "\n")
-        if best:
-            self.folder.write_text("best", target.name + "\n")
+        self._point_to(target.name)
+
+    def _point_to(self, latest: str) -> None:
+        self.folder.write_text("latest", latest + "\n")
+        if self.progress.best_step:
+            best = self.folder.checkpoint(self.progress.best_step).name
+            self.folder.write_text("best", best + "\n")
 
 
 def _due(step: int, every: int | None) -> bool:
