@@ -103,7 +103,7 @@ def demo(
     model, tokenizer = load(out)
     assert tokenizer is not None
     begun = time.perf_counter()
-    held_out = (out / "data" / "held-out.txt").read_text(encoding="utf-8")
+    held_out = (out / "data" / "held-out.txt").read_bytes().decode("utf-8")
     score = evaluate_text(model, tokenizer, held_out)
     seconds = progress.seconds + time.perf_counter() - begun
     write(PROMPT)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import gpt2llama as g
-from gpt2llama.cli.main import main
 from gpt2llama.tokenizer import BPETokenizer, train_bpe
 
 TEXT = "却说曹操引军追赶玄德，玄德走樊城。Then the story goes on.\n" * 3
@@ -45,20 +44,6 @@ def folder(
     path = tmp_path_factory.mktemp("models") / "tiny"
     g.save(model, tokenizer, path)
     return str(path)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> Any:
-    def run(*args: str, code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["gpt2llama", *args])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capfd.readouterr()
-        assert (stop.value.code or 0) == code, err
-        assert "Traceback" not in err
-        return out, err
-
-    return run
 
 
 def test_text_goes_to_stdout(

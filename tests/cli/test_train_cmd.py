@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import gpt2llama as g
-from gpt2llama.cli.main import main
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from tiny_run import arguments, config, make_data, metrics
@@ -22,20 +21,6 @@ Run = Callable[..., tuple[str, str]]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: object, code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["gpt2llama", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capfd.readouterr()
-        assert (stop.value.code or 0) == code, err
-        assert "Traceback" not in err
-        return out, err
-
-    return run
 
 
 def test_json(run: Run, data: Path, tmp_path: Path) -> None:

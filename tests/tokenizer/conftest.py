@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 
 from gpt2llama.tokenizer import BPETokenizer, train_bpe
-
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
 
 TEXTS = [
     "却说曹操引军至赤壁。周瑜笑曰：“公瑾之计，吾已知矣！”\n\n\t却说曹操大喜，曰：“善。”\n" * 4,

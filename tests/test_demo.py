@@ -1,0 +1,85 @@
+"""The demo, made tiny: no network, a model of two small layers, a second of training."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gpt2llama as g
+from gpt2llama import demo as room
+from gpt2llama.errors import AssetError, FileError, InputError
+from gpt2llama.train.config import RunConfig
+from gpt2llama.train.metrics import evaluate_text
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(name: str, **_: Any) -> Path:
+        raise AssetError("no network here")
+
+    small = g.preset("zh-3m").replace(
+        n_layers=2, d_model=32, n_heads=2, n_kv_heads=1, d_ff=48, vocab_size=600
+    )
+    monkeypatch.setattr(room, "MODEL", small)
+    monkeypatch.setattr(room, "fetch", no_network)
+    monkeypatch.setattr(room, "gemm_limit", lambda dtype: 1e12)  # enough for dropout to be on
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return g.load(folder)[0].state_dict()
+
+
+def test_it_scores_what_it_trained_and_resumes_to_the_bit(tmp_path: Path) -> None:
+    said: list[str] = []
+    out = tmp_path / "demo"
+    result = room.demo(out, 0.05, say=said.append)
+
+    assert result.corpus == "prose"
+    assert any("small text that ships" in line for line in said)
+    held_out = (out / "data" / "held-out.txt").read_bytes().decode("utf-8")
+    assert result.held_out_bytes == len(held_out.encode("utf-8"))
+    model, tokenizer = g.load(out)
+    assert tokenizer is not None
+    assert model.config.dropout > 0
+    assert evaluate_text(model, tokenizer, held_out).bits_per_byte == result.bits_per_byte
+    assert result.sample.startswith("却说曹操")
+    assert len(result.sample) > len("却说曹操")
+    settled = RunConfig.read(out / "config.toml").train.steps
+    assert settled > room.PROBE
+    # What compressors need for the held-out text, given the training text: between 1 and 8 bits.
+    assert 1 < result.xz < 8
+    assert 1 < result.bz2 < 8
+
+    # The same plan, stopped after a checkpoint and taken up again.
+    again = tmp_path / "again"
+    again.mkdir()
+    for name in ("corpus.jsonl", "config.toml"):
+        shutil.copy(out / name, again / name)
+    shutil.copytree(out / "data", again / "data")
+    every = f"checkpoint_every = {room.PROBE + 1}\n"
+    toml = (again / "config.toml").read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = [every if line.startswith("checkpoint_every") else line for line in toml]
+    (again / "config.toml").write_text("".join(lines), encoding="utf-8")
+
+    def stop(line: dict[str, Any], steps: int) -> None:
+        if line["step"] == room.PROBE + 3:
+            raise KeyboardInterrupt
+
+    if settled > room.PROBE + 3:
+        with pytest.raises(KeyboardInterrupt):
+            room.demo(again, 0.05, report=stop)
+    resumed = room.demo(again, 0.05)
+    assert resumed.tokens == result.tokens
+    torch.testing.assert_close(weights(again), weights(out), rtol=0, atol=0)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--minutes 0 must be above 0"):
+        room.demo(tmp_path / "demo", 0)
+    (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(FileError, match="not by a demo"):
+        room.demo(tmp_path, 1)
