@@ -47,7 +47,9 @@ class Step:
         self.compute_params: list[Tensor] = [
             p for p in self.compute.parameters() if p.requires_grad
         ]
-        self.loss = torch.compile(summed_loss) if compiled else summed_loss
+        # Dropout from PyTorch's own generator: faster here than inductor's, and the same as eager's.
+        random = {"fallback_random": True}
+        self.loss = torch.compile(summed_loss, options=random) if compiled else summed_loss
 
     def __call__(self, batches: Sequence[Batch], lr: float) -> tuple[float, float]:
         """Mean nats per valid target and the gradient's norm before clipping.
