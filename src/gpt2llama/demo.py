@@ -27,7 +27,7 @@ from .plan import flops_per_token
 from .tokenizer import train_bpe
 from .train.config import RunConfig, TrainConfig
 from .train.metrics import evaluate, evaluate_text
-from .train.run import draw_curve, make_trainer, pick_device
+from .train.run import WORTH_COMPILING, draw_curve, make_trainer, pick_device
 from .train.run_folder import RunFolder, read_metrics
 from .train.speed import gemm_limit
 from .train.step import can_compile, computing_dtype
@@ -193,8 +193,9 @@ def _plan(
     data = folder.path.resolve() / "data"
     tokens = len(TokenData.open(data).train)
     dtype = computing_dtype(RECIPE, torch.device(pick_device(RECIPE.device)))
-    guess = 0.4 * gemm_limit(dtype) / flops_per_token(MODEL) * minutes * 60 / tokens  # epochs
-    compiled = can_compile() and minutes >= (2.5 if dtype == torch.float32 else 1)
+    flops = 0.4 * gemm_limit(dtype) * minutes * 60  # a guess at what fits
+    guess = flops / flops_per_token(MODEL) / tokens  # epochs
+    compiled = can_compile() and flops > WORTH_COMPILING
     run = RunConfig(
         model=MODEL.replace(dropout=0.15 if guess > 4 else 0.05 if guess > 2 else 0.0),
         train=RECIPE.replace(steps=1_000_000, compile="on" if compiled else "off"),

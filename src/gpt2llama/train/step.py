@@ -6,8 +6,8 @@ import copy
 import math
 import os
 import shutil
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -47,8 +47,8 @@ class Step:
         self.compute_params: list[Tensor] = [
             p for p in self.compute.parameters() if p.requires_grad
         ]
-        # Dropout from PyTorch's own generator: faster here than inductor's, and the same as eager's.
-        random = {"fallback_random": True}
+        # Dropout from PyTorch's own generator: faster than inductor's, and the same as eager's.
+        random: dict[str, bool | str | int | Callable[..., Any]] = {"fallback_random": True}
         self.loss = torch.compile(summed_loss, options=random) if compiled else summed_loss
 
     def __call__(self, batches: Sequence[Batch], lr: float) -> tuple[float, float]:
