@@ -15,11 +15,12 @@ def loss_curve(lines: list[dict[str, Any]], title: str) -> str:
     """
     train = [(line["step"], line["loss"]) for line in lines]
     held = [(line["step"], line["held_out_loss"]) for line in lines if "held_out_loss" in line]
-    smooth, level = [], train[0][1]
-    for step, loss in train:
-        level += (loss - level) * 0.05
-        smooth.append((step, level))
-    last = train[-1][0]
+    reach, last = len(train) // 50, train[-1][0]
+    near = [train[max(0, i - reach) : i + reach + 1] for i in range(len(train))]
+    smooth = [
+        (step, sum(loss for _, loss in around) / len(around))
+        for (step, _), around in zip(train, near, strict=True)
+    ]
     values = [loss for _, loss in train + held]
     low, high = math.floor(min(values) * 2) / 2, math.ceil(max(values) * 2) / 2
     high = max(high, low + 0.5)
