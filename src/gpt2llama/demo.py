@@ -210,11 +210,13 @@ def _plan(
     evaluate(trainer.model, itertools.islice(trainer.held_out.batches(), 2))
     scored = 2 * 4096 / (time.perf_counter() - begun)  # tokens/s
     held_out = len(TokenData.open(data).held_out)
-    left = minutes * 60 - done.seconds - 3 * held_out / scored - 1
+    cheap = 0.01 * minutes * 60 * scored > held_out
+    if not cheap:
+        trainer.held_out = None  # the one score at the end must do
+    left = minutes * 60 - done.seconds - (3 if cheap else 1.5) * held_out / scored - 1
     a_step = run.train.batch_size * run.seq_len
     most = MAX_EPOCHS * tokens // a_step
     steps[0] = min(most, PROBE + max(1, int(0.97 * left * speed / a_step)))
-    cheap = 0.01 * left * scored > held_out
     trainer.cfg = run.train.replace(
         steps=steps[0],
         eval_every=max(1, steps[0] // 8) if cheap else None,
