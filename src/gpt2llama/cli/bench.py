@@ -37,7 +37,7 @@ def train(
     start = TrainConfig(seq_len=128)
     run = RunConfig(model=named(preset), train=start, data="")
     run = run.set([f"dtype={dtype}", *(settings or [])])
-    log.print("compiling and warming up …")
+    log.print("warming up …")
     result = measure_training(run.model, run.train, run.seq_len, seconds)
     if json:
         print_json({"preset": preset, **result})

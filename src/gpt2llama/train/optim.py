@@ -52,7 +52,7 @@ class Muon(Optimizer):
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # closure is unused
         for group in self.param_groups:
             momentum, params = group["momentum"], [p for p in group["params"] if p.grad is not None]
             grads = [p.grad for p in params]

@@ -65,7 +65,7 @@ class Step:
         for batch in batches:
             ids, targets = batch.ids.to(self.device), batch.targets.to(self.device)
             loss = self.loss(self.compute, ids, targets) / valid
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             total += loss.detach()
             if self.compute is not self.model:
                 self._collect_gradients()
