@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import shlex
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -155,24 +157,49 @@ SYSTEMS = [
 ]
 
 
-def training_rss(dtype: Dtype) -> int | None:
-    """Peak bytes of a process that did nothing but this."""
-    step, ids = ours(dtype), torch.randint(CFG.vocab_size, (BATCH, CFG.max_seq_len))
-    for _ in range(8):
-        step(ids, ids)
-    return peak_rss()
+class Peer:
+    """A system in a process of its own, so that no other's settings and caches are in it."""
+
+    def __init__(self, system: System) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, far = context.Pipe()
+        context.Process(target=work, args=(far, SYSTEMS.index(system)), daemon=True).start()
+        if error := self.pipe.recv():
+            raise ModuleNotFoundError(error)
+
+    def train(self, steps: int) -> tuple[float, float, int | None]:
+        """Tokens per second, the last loss, the process's peak memory in bytes."""
+        self.pipe.send(steps)
+        figures: tuple[float, float, int | None] = self.pipe.recv()
+        return figures
+
+
+def work(pipe: Connection, system: int) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(CFG.vocab_size, (8, BATCH, CFG.max_seq_len + 1))
+    batches = [(batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) for batch in ids]
+    try:
+        step = SYSTEMS[system].build()
+    except ModuleNotFoundError as error:
+        pipe.send(str(error))
+        return
+    pipe.send(None)
+    while steps := pipe.recv():
+        step(*batches[-1])  # untimed: the caches are still another system's
+        start = time.perf_counter()
+        losses = [step(*batches[s % len(batches)]) for s in range(steps)]
+        speed = steps * BATCH * CFG.max_seq_len / (time.perf_counter() - start)
+        pipe.send((speed, losses[-1], peak_rss()))
 
 
 def measure(systems: list[System], steps: int, repeats: int) -> dict[str, Any]:
     """The best FLOP/s of a 2048^3 product in each dtype; a row of figures for each system."""
-    ids = torch.randint(CFG.vocab_size, (8, BATCH, CFG.max_seq_len + 1))
-    batches = [(batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) for batch in ids]
     rows, ready, limits = [], [], dict.fromkeys(ABLE, 0.0)
     for system in systems:
         rows.append(row := Row(name=system.name, dtype=system.dtype))
         try:
             if system.dtype in ABLE:
-                ready.append((row, system.build()))
+                ready.append((row, Peer(system)))
                 row["flops_per_token"] = flops_per_token(system.config)
             else:
                 row["not_measured"] = "this CPU has no bf16"
@@ -181,13 +208,11 @@ def measure(systems: list[System], steps: int, repeats: int) -> dict[str, Any]:
     for r in range(-1, repeats):  # round -1 warms up: compilation, the optimiser's state
         limits = {d: max(best, gemm_limit(DTYPES[d])) for d, best in limits.items()}
         for i in range(len(ready)):
-            row, step = ready[(i + r) % len(ready)]
-            step(*batches[-1])  # untimed: the caches are still another system's
-            start = time.perf_counter()
-            for s in range(steps):
-                row["last_loss"] = step(*batches[s % len(batches)])
-            speed = steps * BATCH * CFG.max_seq_len / (time.perf_counter() - start)
+            row, peer = ready[(i + r) % len(ready)]
+            speed, row["last_loss"], row["peak_rss_bytes"] = peer.train(steps)
             row["rounds"] = [*row["rounds"], speed] if r >= 0 else []
+    for _, peer in ready:
+        peer.pipe.send(0)
     ours = [row for row, _ in ready if row["name"] == "gpt2llama"]
     for row, _ in ready:
         row["tokens_per_second"] = speed = median(row["rounds"])
@@ -223,9 +248,6 @@ def main() -> None:
     if not known.issuperset(asked) or min(args.steps, args.repeats) < 1:
         parser.error(f"--peers are {', '.join(sorted(known))}; --steps and --repeats at least 1")
     ours = [s for s in SYSTEMS if s.name == "gpt2llama" and args.dtype in ("auto", s.dtype)]
-    with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:
-        able = [s.dtype for s in ours if s.dtype in ABLE]
-        rss = dict(zip(able, pool.map(training_rss, able), strict=True))
     figures: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/training.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -233,11 +255,12 @@ def main() -> None:
         "avx512": CPU.get("avx512_f", False),
         "bf16": "bf16" in ABLE,
         "threads": torch.get_num_threads(),
-        "peak_rss_bytes": rss,
         **measure(ours + [s for s in SYSTEMS if s.name in asked], args.steps, args.repeats),
     }
-    packages = ("torch", "transformers", "litgpt")
-    figures["versions"] = {name: version(name) for name in packages if name in sys.modules}
+    figures["versions"] = {}
+    for name in ("torch", "transformers", "litgpt"):
+        with suppress(PackageNotFoundError):
+            figures["versions"][name] = version(name)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     temporary = args.out.with_suffix(".tmp")
     temporary.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -53,19 +53,20 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     rows = (q / math.sqrt(size)).reshape(b, k.shape[1], -1, size)
     scores = (rows @ k.mT).view(b, heads, steps, -1)
     if mask is None and steps > 1:
-        mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
-    return (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1)
+        place = torch.arange(steps, dtype=torch.int32, device=q.device)  # int64 compiles to slower
+        mask = place[:, None] >= place
+    return (scores if mask is None else scores.where(mask, -torch.inf)).softmax(-1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: nn.Dropout) -> Tensor:
     """(B, H, T, E) out of q and k, v (B, K, S, E); no mask: causal, or T = 1 that sees all."""
     b, heads, steps, _ = q.shape
     if torch.is_grad_enabled() and steps <= 256 and q.device.type == "cpu":
         # The CPU kernel's backward takes longer than these two products and a softmax do.
-        weights = F.dropout(attention_weights(q, k, mask), dropout)
+        weights = dropout(attention_weights(q, k, mask))
         return (weights.view(b, k.shape[1], -1, k.shape[2]) @ v).view(b, heads, steps, -1)
-    causal, grouped = mask is None and steps > 1, heads != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, enable_gqa=grouped)
+    p, causal = dropout.p * dropout.training, mask is None and steps > 1
+    return F.scaled_dot_product_attention(q, k, v, mask, p, causal, enable_gqa=heads != k.shape[1])
 
 
 class Attention(nn.Module):
@@ -73,7 +74,7 @@ class Attention(nn.Module):
 
     def __init__(self, cfg: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.size, self.dropout = layer, cfg.head_size, cfg.dropout
+        self.layer, self.size, self.dropout = layer, cfg.head_size, nn.Dropout(cfg.dropout)
         q_width, kv_width = cfg.n_heads * self.size, cfg.kv_heads * self.size
         self.q_proj = nn.Linear(cfg.d_model, q_width, cfg.qkv_bias)
         self.k_proj = nn.Linear(cfg.d_model, kv_width, cfg.qkv_bias)
@@ -94,8 +95,7 @@ class Attention(nn.Module):
             k, v = cache.write(self.layer, k, v)  # (B, K, S, E)
         if weights is not None:  # beside the answer, so that asking does not change it
             weights.append(attention_weights(q, k, mask))
-        out = attend(q, k, v, mask, self.dropout if self.training else 0.0)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.o_proj(attend(q, k, v, mask, self.dropout).transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
