@@ -24,7 +24,7 @@ from gpt2llama.errors import (
 from gpt2llama.model.config import Llama3Scaling, ModelConfig
 from gpt2llama.model.transformer import Transformer
 from gpt2llama.tokenizer import BPETokenizer, train_bpe
-from gpt2llama.weights import checkpoint, load, save
+from gpt2llama.weights import checkpoint, load, open_model, save
 from gpt2llama.weights.build import state_of
 from gpt2llama.weights.files import new_folder
 
@@ -196,9 +196,49 @@ def test_tensors_of_a_hugging_face_folder_keep_their_names(tmp_path: Path) -> No
     edit(tmp_path / "out", lambda state: state.update({name: torch.ones(12, 8)}))
     with pytest.raises(WeightsError, match=rf"{name} has the shape \(12, 8\).*\(8, 12\)"):
         load(tmp_path / "out")
-    edit(tmp_path / "out", lambda state: state.update({"lm_head.weight": torch.ones(290, 8)}))
-    with pytest.raises(WeightsError, match=r"lm_head\.weight"):
-        load(tmp_path / "out")
+
+
+@pytest.mark.parametrize("cfg", [CFG, GPT2], ids=["llama", "gpt2"])
+def test_a_head_beside_a_tied_embedding(cfg: ModelConfig, tmp_path: Path) -> None:
+    """Left out where it repeats the embedding, kept where it differs: the tensors decide."""
+    model, out = make(cfg), tmp_path / "out"
+    save(model, None, out, format="hf")
+    edit(out, lambda state: state.update({"lm_head.weight": model.lm_head.weight.detach()}))
+    assert load(out)[0].config.tie_embeddings
+    head = torch.randn(290, 8)
+    edit(out, lambda state: state.update({"lm_head.weight": head}))
+    with pytest.warns(UserWarning, match=r"lm_head\.weight.*kept, untied"):
+        back = load(out)[0]
+    assert not back.config.tie_embeddings
+    torch.testing.assert_close(back(IDS), model.hidden(IDS) @ head.T)
+    edit(out, lambda state: state.update({"lm_head.weight": torch.randn(9, 8)}))
+    with (
+        pytest.warns(UserWarning, match="untied"),
+        pytest.raises(WeightsError, match=r"lm_head\.weight has the shape \(9, 8\)"),
+    ):
+        load(out)
+
+
+def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    save(make(SCALED), None, out, format="hf")
+    state = load_file(out / "model.safetensors")
+    parts = {"a.safetensors": {}, "b.safetensors": {}}
+    for i, (name, tensor) in enumerate(state.items()):
+        parts["ab"[i % 2] + ".safetensors"][name] = tensor
+    for file, part in parts.items():
+        save_file(part, out / file)
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (out / "model.safetensors").rename(out / "stray.safetensors")
+    opened = open_model(out)
+    assert opened.notes == [
+        "stray.safetensors ignored: model.safetensors.index.json does not list it"
+    ]
+    torch.testing.assert_close(load(out)[0](IDS), make(SCALED)(IDS), rtol=0, atol=0)
+    (out / "b.safetensors").unlink()
+    with pytest.raises(FileError, match=r"b\.safetensors is missing, which .*index\.json lists"):
+        load(out)
 
 
 @pytest.mark.parametrize("size", [0, 4, 100, -1])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +14,13 @@ import torch
 from ..errors import FileError, InputError, TokenizerError, WeightsError
 from ..model.transformer import Transformer
 from . import checkpoint, hf
+from .build import Opened, assemble
 from .files import new_folder, read_json
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
-__all__ = ["load", "save"]
+__all__ = ["load", "open_model", "save"]
 
 _WRITERS = {"gpt2llama": checkpoint.write_model, "hf": hf.write_model}
 
@@ -38,16 +41,25 @@ def load(
     """
     if quant is not None:
         raise InputError(f"quant={quant!r} is not available in this version; leave it out")
+    opened = open_model(path, ignore_keys)
+    model = assemble(opened, dtype, device)
+    tokenizer = opened.tokenizer()
+    _check_vocabulary(tokenizer, model.config.vocab_size)
+    return model, tokenizer
+
+
+def open_model(path: str | PathLike[str], ignore_keys: Collection[str] = ()) -> Opened:
+    """What the headers say of it; the same errors as `load`."""
     folder = _checkpoint_folder(Path(path))
     config = read_json(folder / "config.json")
     fingerprint = None
     if config.get("format") == checkpoint.FORMAT:
-        model, fingerprint = checkpoint.read_model(folder, dtype, device)
+        opened, fingerprint = checkpoint.open_model(folder)
     elif "model_type" in config:
-        model = hf.read_model(folder, dtype, device, ignore_keys)
+        opened = hf.open_model(folder, ignore_keys)
     else:
         raise WeightsError(f"{folder / 'config.json'} has neither a 'format' nor a 'model_type'")
-    return model, _read_tokenizer(folder, model.config.vocab_size, fingerprint)
+    return replace(opened, tokenizer=partial(_read_tokenizer, folder, fingerprint))
 
 
 def save(
@@ -83,7 +95,7 @@ def _checkpoint_folder(path: Path) -> Path:
     return path
 
 
-def _read_tokenizer(folder: Path, vocab_size: int, fingerprint: str | None) -> Tokenizer | None:
+def _read_tokenizer(folder: Path, fingerprint: str | None) -> Tokenizer | None:
     if not (folder / "tokenizer.json").is_file():
         return None
     from ..tokenizer import load_tokenizer
@@ -94,7 +106,6 @@ def _read_tokenizer(folder: Path, vocab_size: int, fingerprint: str | None) -> T
             f"{folder}: the model was saved with tokenizer {fingerprint}, but tokenizer.json is "
             f"{tokenizer.fingerprint}; put back the one it was trained with"
         )
-    _check_vocabulary(tokenizer, vocab_size)
     return tokenizer
 
 

@@ -1,10 +1,12 @@
-"""From a config and tensors to a model, and back to tensors."""
+"""From an opened file to a model, and back to tensors."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ from torch.overrides import TorchFunctionMode
 from ..errors import InputError, WeightsError
 from ..model.config import ModelConfig
 from ..model.transformer import Transformer
+
+if TYPE_CHECKING:
+    from ..tokenizer import Tokenizer
 
 State = dict[str, Tensor]
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -31,33 +36,88 @@ def state_of(model: Transformer) -> State:
     return state
 
 
-def assemble(
-    cfg: ModelConfig,
-    state: State,
-    where: str,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    to_file: Callable[[State], State] = dict,
-    from_file: Callable[[State], State] = dict,
-) -> Transformer:
-    """The model of `cfg` holding the file's tensors: nothing is initialised, little is copied.
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A model on disk of which only headers have been read.
 
-    `to_file` and `from_file` translate tensors (and so names and shapes) from ours to the file's
-    and back. dtype None: the file's, the widest if there are several. Raises WeightsError for a
-    tensor that is missing, left over, or of a wrong shape or kind.
+    headers: the file's tensors on the meta device, by the file's names; read: one of them.
+    to_file, from_file: tensors (and so names and shapes) from ours to the file's and back;
+    from_file is given them one at a time. repeats: the names of a head that the file holds though
+    the config ties it, and of the embedding. notes: what a user may want to know, a line each.
+    """
+
+    where: str
+    format: str
+    config: ModelConfig
+    headers: State
+    read: Callable[[str], Tensor]
+    to_file: Callable[[State], State] = dict
+    from_file: Callable[[State], State] = dict
+    repeats: tuple[str, str] | None = None
+    notes: list[str] = field(default_factory=list)
+    tokenizer: Callable[[], Tokenizer | None] = lambda: None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The file's, the widest if there are several."""
+        return reduce(torch.promote_types, {t.dtype for t in self.headers.values()})
+
+
+def assemble(
+    opened: Opened, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Transformer:
+    """The model holding the file's tensors: nothing is initialised, little is copied, and no more
+    than one tensor at a time is held twice.
+
+    dtype None: the file's. Raises WeightsError for a tensor that is missing, left over, or of a
+    wrong shape or kind.
     """
     if dtype not in (None, *_FLOATS):
         raise InputError(f"dtype must be a torch float of 16, 32 or 64 bits (got {dtype})")
-    _check_sizes(cfg, state, where)
-    with torch.device("meta"), _NoInit():
-        model = Transformer(cfg)
-    _check_tensors(to_file(state_of(model)), state, where)
-    dtype = dtype or reduce(torch.promote_types, {t.dtype for t in state.values()})
-    own = {name: t.to(device, dtype).contiguous() for name, t in from_file(state).items()}
+    opened = _settle_head(opened)
+    check(opened)
+    cfg, dtype = opened.config, dtype or opened.dtype
+    model = on_meta(cfg)
+    own: State = {}
+    for name in opened.headers:
+        for new_name, tensor in opened.from_file({name: opened.read(name)}).items():
+            own[new_name] = tensor.to(device, dtype).contiguous()
     model.load_state_dict(own, strict=False, assign=True)
     if cfg.tie_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
     return model.eval()
+
+
+def on_meta(cfg: ModelConfig) -> Transformer:
+    """The model without its numbers."""
+    with torch.device("meta"), _NoInit():
+        return Transformer(cfg)
+
+
+def check(opened: Opened) -> None:
+    """The file has the tensors that its config asks for, in their shapes, and no others."""
+    cfg, where, headers = opened.config, opened.where, dict(opened.headers)
+    _check_sizes(cfg, headers, where)
+    if opened.repeats is not None:
+        headers.pop(opened.repeats[0])
+    _check_tensors(opened.to_file(state_of(on_meta(cfg))), headers, where)
+
+
+def _settle_head(opened: Opened) -> Opened:
+    """A head beside a tied embedding is left out if it repeats it, else it counts."""
+    if opened.repeats is None:
+        return opened
+    head, table = opened.repeats
+    if table in opened.headers and not torch.equal(opened.read(head), opened.read(table)):
+        warnings.warn(
+            f"{opened.where} has a head, {head}, that differs from the embedding though its "
+            "config ties the two: kept, untied",
+            stacklevel=4,
+        )
+        untied = opened.config.replace(tie_embeddings=False)
+        return replace(opened, config=untied, repeats=None)
+    headers = {name: t for name, t in opened.headers.items() if name != head}
+    return replace(opened, headers=headers, repeats=None)
 
 
 class _NoInit(TorchFunctionMode):

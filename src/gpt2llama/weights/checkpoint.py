@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from ..errors import ConfigError, WeightsError
 from ..model.config import ModelConfig
 from ..model.transformer import Transformer
-from .build import State, assemble, state_of
-from .files import read_json, read_tensors, write_json, write_tensors
+from .build import Opened, State, state_of
+from .files import (
+    read_headers,
+    read_json,
+    read_tensor,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -56,10 +62,12 @@ def read_state(folder: Path) -> State:
     return read_tensors(folder / "model.safetensors")
 
 
-def read_model(
-    folder: Path, dtype: torch.dtype | None, device: torch.device | str
-) -> tuple[Transformer, str | None]:
+def open_model(folder: Path) -> tuple[Opened, str | None]:
     """The model, and the fingerprint of its tokenizer."""
     cfg, fingerprint = read_config(folder)
-    where = str(folder / "model.safetensors")
-    return assemble(cfg, read_state(folder), where, dtype, device), fingerprint
+    path = folder / "model.safetensors"
+    read = partial(read_tensor, path)
+    opened = Opened(
+        where=str(path), format=FORMAT, config=cfg, headers=read_headers(path), read=read
+    )
+    return opened, fingerprint

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -47,6 +48,48 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from error
     except SafetensorError as error:
         raise WeightsError(f"{path} is truncated or no safetensors file: {error}") from error
+
+
+def read_headers(path: Path) -> dict[str, Tensor]:
+    """Name -> tensor on the meta device: its shape and dtype."""
+    with _opened(path) as file:
+        names = file.keys()
+        parts = {name: file.get_slice(name) for name in names}
+        return {
+            name: torch.empty(part.get_shape(), dtype=_dtype(path, part.get_dtype()), device="meta")
+            for name, part in parts.items()
+        }
+
+
+def read_tensor(path: Path, name: str) -> Tensor:
+    """One of them, mapped from the file."""
+    with _opened(path) as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise WeightsError(f"{path} is truncated or no safetensors file: {error}") from error
+
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+def _dtype(path: Path, name: str) -> torch.dtype:
+    if name not in _DTYPES:
+        raise WeightsError(f"{path} has a tensor of type {name}, which is not read here")
+    return _DTYPES[name]
 
 
 def write_tensors(path: Path, state: dict[str, Tensor]) -> None:

@@ -13,16 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-
 from ..errors import ConfigError, FileError, WeightsError
 from ..model.config import ModelConfig, NTKScaling
-from ..model.transformer import Transformer
-from .build import State, assemble, state_of
+from .build import Opened, State, state_of
 from .families import ACTIVATIONS, FAMILIES, INERT_KEYS, MUST_BE, SCALINGS
-from .files import read_json, read_tensors, write_json, write_tensors
+from .files import read_headers, read_json, read_tensor, write_json, write_tensors
 
 if TYPE_CHECKING:
+    from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
 
 _BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # computed, no weights
@@ -85,12 +83,12 @@ def family_of(cfg: ModelConfig) -> str:
     )
 
 
-def state_from_hf(state: State, cfg: ModelConfig, family: str) -> State:
+def state_from_hf(state: State, family: str) -> State:
     """Their tensors under our names, as views; GPT-2's Conv1D weights (in, out) are turned."""
     prefix, names = FAMILIES[family].prefix, FAMILIES[family].names
     back = {theirs: ours for ours, theirs in names.items()}
     own: State = {}
-    for full_name, tensor in _full_names(state, cfg, family).items():
+    for full_name, tensor in state.items():
         name = _rename(full_name.removeprefix(prefix), back)
         if _is_conv1d(full_name):
             tensor = tensor.T
@@ -121,23 +119,32 @@ def state_to_hf(state: State, family: str) -> State:
     return theirs
 
 
-def read_model(
-    folder: Path,
-    dtype: torch.dtype | None,
-    device: torch.device | str,
-    ignore_keys: Collection[str],
-) -> Transformer:
+def open_model(folder: Path, ignore_keys: Collection[str]) -> Opened:
     """The model of a folder with config.json and model.safetensors, whole or in shards."""
-    values, tensors = read_json(folder / "config.json"), _read_files(folder)
+    values, (files, notes) = read_json(folder / "config.json"), _files(folder)
     try:
         cfg = config_from_hf(values, ignore_keys)
-        family: str = values["model_type"]
-        state = _full_names(tensors, cfg, family)
-    except (ConfigError, WeightsError) as error:
-        raise type(error)(f"{folder}: {error}") from error
-    to_file = partial(state_to_hf, family=family)
-    from_file = partial(state_from_hf, cfg=cfg, family=family)
-    return assemble(cfg, state, str(folder), dtype, device, to_file, from_file)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from error
+    family: str = values["model_type"]
+    found = {name: tensor for path in files for name, tensor in read_headers(path).items()}
+    place = {name: path for path in files for name in read_headers(path)}
+    full = {_full_name(n, family): n for n in found if not _BUFFERS.search(n)}
+    head = "lm_head.weight"
+    table = _full_name(_rename("embed_tokens.weight", FAMILIES[family].names), family)
+    if conv1d := sum(map(_is_conv1d, full)):
+        notes.append(f"{conv1d} Conv1D weights transposed, q, k and v of each layer split")
+    return Opened(
+        where=str(folder),
+        format="hf",
+        config=cfg,
+        headers={name: found[theirs] for name, theirs in full.items()},
+        read=lambda name: read_tensor(place[full[name]], full[name]),
+        to_file=partial(state_to_hf, family=family),
+        from_file=partial(state_from_hf, family=family),
+        repeats=(head, table) if cfg.tie_embeddings and head in full else None,
+        notes=notes,
+    )
 
 
 def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> None:
@@ -155,8 +162,8 @@ def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -
         tokenizer.save(folder)
 
 
-def _read_files(folder: Path) -> State:
-    """Every tensor out of model.safetensors, or out of the shards its index names."""
+def _files(folder: Path) -> tuple[list[Path], list[str]]:
+    """model.safetensors, or the shards that its index names; and a note on what is ignored."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists() or not index.exists():
         if not single.exists() and (folder / "pytorch_model.bin").exists():
@@ -164,15 +171,17 @@ def _read_files(folder: Path) -> State:
                 f"{folder} has only a pickle, pytorch_model.bin, which is not read; "
                 "load and save it once with transformers to get model.safetensors"
             )
-        return read_tensors(single)
+        return [single], []
     shards = read_json(index).get("weight_map")
     names = set(map(str, shards.values())) if isinstance(shards, dict) else {"/"}
     if any(Path(name).name != name for name in names):
         raise WeightsError(f"{index} must map tensors to files beside it in 'weight_map'")
-    state: State = {}
     for name in sorted(names):
-        state.update(read_tensors(folder / name))
-    return state
+        if not (folder / name).exists():
+            raise FileError(f"{folder / name} is missing, which {index.name} lists")
+    ignored = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in names)
+    notes = [f"{name} ignored: {index.name} does not list it" for name in ignored]
+    return [folder / name for name in sorted(names)], notes
 
 
 def _read(left: dict[str, Any]) -> dict[str, Any]:
@@ -278,25 +287,10 @@ def _read_qwen_window(left: dict[str, Any], n_layers: int) -> Any:
     return width if windowed == {True} else None
 
 
-def _full_names(state: State, cfg: ModelConfig, family: str) -> State:
-    """The weights alone, under the names of the whole model (GPT-2's own files lack the prefix);
-    a tied head that the file repeats is left out."""
+def _full_name(name: str, family: str) -> str:
+    """As in the whole model: GPT-2's own files lack the prefix."""
     prefix = FAMILIES[family].prefix
-    full = {
-        name if name.startswith((prefix, "lm_head.")) else prefix + name: tensor
-        for name, tensor in state.items()
-        if not _BUFFERS.search(name)
-    }
-    head = full.get("lm_head.weight")
-    if cfg.tie_embeddings and head is not None:
-        table = full.get(prefix + _rename("embed_tokens.weight", FAMILIES[family].names))
-        if table is not None and not torch.equal(head, table):
-            raise WeightsError(
-                "lm_head.weight and the embedding differ though tie_word_embeddings is true; "
-                "set it to false in config.json"
-            )
-        del full["lm_head.weight"]
-    return full
+    return name if name.startswith((prefix, "lm_head.")) else prefix + name
 
 
 def _is_conv1d(name: str) -> bool:
