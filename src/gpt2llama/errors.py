@@ -143,7 +143,7 @@ def _fits(value: object, hint: Any, zero: bool) -> bool:
             fits = value in typing.get_args(part)
         elif part in (int, float):  # a bool is no number here, though Python says it is
             number = type(value) is int or (part is float and type(value) is float)
-            fits = number and math.isfinite(value) and (value > 0 or (zero and value == 0))  # type: ignore  # a number
+            fits = number and value < math.inf and (value > 0 or (zero and value == 0))  # type: ignore  # a number
         else:
             fits = isinstance(value, part)
         if fits:

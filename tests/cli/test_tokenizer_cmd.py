@@ -99,3 +99,25 @@ def test_show_in_colour(folder: Path) -> None:
     backgrounds = [part.split("m")[0] for part in shown.split("\x1b[30;")[1:]]
     assert backgrounds[:4] == ["106", "103", "106", "103"]
     assert "│" in run("show", folder, "大喜", env={**colours, "NO_COLOR": "1"}).stdout
+
+
+def test_compare(folder: Path, tmp_path: Path) -> None:
+    train_bpe(["the attention of the reader\n" * 20], 400).save(tmp_path / "en")
+    (tmp_path / "zh.txt").write_text("曹操大喜。\n" * 9, encoding="utf-8")
+    (tmp_path / "en.jsonl").write_text('{"text": "the reader"}\n"of"\n', encoding="utf-8")
+    arguments = ("compare", tmp_path / "zh.txt", tmp_path / "en.jsonl")
+    arguments += ("--tokenizer", folder, "--tokenizer", tmp_path / "en")
+    rows = json.loads(run(*arguments, "--json").stdout)["compared"]
+    pairs = [("zh.txt", folder), ("zh.txt", "en"), ("en.jsonl", folder), ("en.jsonl", "en")]
+    assert [(r["text"], r["tokenizer"]) for r in rows] == [
+        (str(tmp_path / text), str(tmp_path / name)) for text, name in pairs
+    ]
+    assert [row["bytes"] for row in rows] == [144, 144, 12, 12]
+    ids = load_tokenizer(tmp_path / "en").encode
+    assert rows[3]["tokens"] == len(ids("the reader")) + len(ids("of"))
+    assert rows[3]["bytes_per_token"] == 12 / rows[3]["tokens"]
+    assert rows[0]["bytes_per_token"] > rows[1]["bytes_per_token"]  # each is good at its own
+    assert rows[3]["bytes_per_token"] > rows[2]["bytes_per_token"]
+    shown = run(*arguments, env={"COLUMNS": "300"}).stdout
+    for row in rows:
+        assert f"{row['bytes_per_token']:.3f}" in shown

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiktoken.load
 import tokenizers
+from hard_texts import HARD, any_texts
 from hypothesis import given
 from hypothesis import strategies as st
+from vocabularies import real
 
 from gpt2llama.errors import FileError, TokenizerError
 from gpt2llama.tokenizer import BPETokenizer, Tokenizer, load_tokenizer
@@ -137,9 +141,9 @@ def test_foreign_bos_and_eos(
 
 
 def test_missing(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"has no tokenizer\.json"):
+    with pytest.raises(FileError, match=r"has none of tokenizer\.json, tokenizer\.model"):
         load_tokenizer(tmp_path)
-    with pytest.raises(FileError, match="nowhere does not exist"):
+    with pytest.raises(FileError, match=r"there is no .*nowhere; make a tokenizer"):
         load_tokenizer(tmp_path / "nowhere")
 
 
@@ -158,7 +162,7 @@ def test_missing(tmp_path: Path) -> None:
 )
 def test_bad_file(tmp_path: Path, content: bytes, sentence: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(TokenizerError, match=sentence):
+    with pytest.raises((TokenizerError, FileError), match=sentence):
         load_tokenizer(tmp_path)
 
 
@@ -182,7 +186,7 @@ def test_truncated_file(folder: Path, tmp_path: Path) -> None:
 def test_bad_config(folder: Path, tmp_path: Path, config: str, sentence: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(config, encoding="utf-8")
-    with pytest.raises(TokenizerError, match=sentence):
+    with pytest.raises((TokenizerError, FileError), match=sentence):
         load_tokenizer(tmp_path)
 
 
@@ -191,3 +195,168 @@ def test_too_large_a_file_is_not_read(tmp_path: Path) -> None:
         file.truncate((64 << 20) + 1)  # sparse
     with pytest.raises(FileError, match="more than 64 MiB"):
         load_tokenizer(tmp_path)
+
+
+def llama2_json(folder: Path, metaspace: bool) -> None:
+    """tokenizer.json in SentencePiece's style, as Llama 2's (or with `metaspace` a newer one)."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
+    spaces = tokenizers.normalizers
+    if metaspace:
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    else:
+        steps = [spaces.Prepend("▁"), spaces.Replace(" ", "▁")]
+        backend.normalizer = spaces.Sequence(steps)
+    decode = tokenizers.decoders
+    steps = [decode.Replace("▁", " "), decode.ByteFallback(), decode.Fuse()]
+    backend.decoder = decode.Sequence([*steps, decode.Strip(" ", 1, 0)])
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=900, special_tokens=names, show_progress=False, max_token_length=9
+    )
+    backend.train_from_iterator([t for t in HARD if "\x00" not in t], trainer)
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = state["added_tokens"][:3]  # bytes are pieces like others
+    backend = tokenizers.Tokenizer.from_str(json.dumps(state))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("metaspace", [False, True])
+def test_sentencepiece_style_json(tmp_path: Path, metaspace: bool) -> None:
+    llama2_json(tmp_path, metaspace)
+    tokenizer = load_tokenizer(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.adds_bos) == (1, 2, True)
+
+    @given(any_texts)
+    def any_text(text: str) -> None:
+        ids = tokenizer.encode(text)
+        assert tokenizer.special_ids.isdisjoint(ids)
+        if not any(name in text for name in ("<unk>", "<s>", "</s>")):
+            assert theirs.encode(text) == [1, *ids]
+        # Metaspace adds no space where there is one, and so cannot give the first one back.
+        if "▁" not in text and not (metaspace and text.startswith(" ")):
+            assert tokenizer.decode(ids) == text
+
+    for text in HARD:
+        any_text.hypothesis.inner_test(text)
+    any_text()
+
+
+GPT2_FILES = [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")]
+
+
+def save_gpt2(folder: Path, texts: list[str], names: tuple[str, str], end: str) -> Any:
+    backend = tokenizers.ByteLevelBPETokenizer()
+    backend.train_from_iterator(texts, 500, special_tokens=[end])
+    for file, name in zip(backend.save_model(str(folder)), names, strict=True):
+        Path(file).rename(folder / name)
+    return tokenizers.ByteLevelBPETokenizer.from_file(*(str(folder / name) for name in names))
+
+
+@pytest.mark.parametrize("names", GPT2_FILES)
+def test_gpt2s_two_files(texts: list[str], tmp_path: Path, names: tuple[str, str]) -> None:
+    theirs = save_gpt2(tmp_path, texts, names, "<|endoftext|>")
+    tokenizer = load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path / names[0]).fingerprint == tokenizer.fingerprint
+    assert tokenizer.bos_id == tokenizer.eos_id == 0
+    assert tokenizer.special_ids == {0}
+    assert not tokenizer.adds_bos
+    tokenizer.save(tmp_path / "saved")
+    fast = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for text in HARD:
+        ids = tokenizer.encode(text)
+        assert ids == theirs.encode(text).ids, text
+        assert tokenizer.decode(ids) == text
+        if "<|endoftext|>" not in text:
+            assert fast.encode(text) == ids
+    assert load_tokenizer(tmp_path / "saved").fingerprint == tokenizer.fingerprint
+
+
+def test_gpt2_files_without_an_end_of_text(texts: list[str], tmp_path: Path) -> None:
+    save_gpt2(tmp_path, texts, GPT2_FILES[0], "<s>")
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.special_ids) == (None, None, set())
+
+
+@pytest.mark.parametrize(
+    ("vocab", "merges", "sentence"),
+    [
+        ("{", "", "vocab.json is not JSON"),
+        ("[]", "", "vocab.json must be a JSON object"),
+        ('{"a": 0, "b": 0}', "", "each piece an id of its own"),
+        ('{"a": 0, "b": "1"}', "", "each piece an id of its own"),
+        ('{"a": 0, "b": true}', "", "each piece an id of its own"),
+        ('{"a": 0, "b": -1}', "", "each piece an id of its own"),
+        ('{"a": 0, "b": 99999999999}', "", "each piece an id of its own"),
+        ('{"a": 0, "b": 1, "ab": 2}', "#version: 0.2\na b\nab\n", "merge 2 in merges.txt is not"),
+        ('{"a": 0, "b": 1, "ab": 2}', "a b a\n", "merge 1 in merges.txt is not two pieces"),
+        ('{"a": 0, "b": 1}', "a b\n", "merge of 'a' and 'b' is not in its vocabulary"),
+    ],
+)
+def test_bad_gpt2_files(tmp_path: Path, vocab: str, merges: str, sentence: str) -> None:
+    (tmp_path / "vocab.json").write_text(vocab, encoding="utf-8")
+    (tmp_path / "merges.txt").write_text(merges, encoding="utf-8")
+    with pytest.raises((TokenizerError, FileError), match=sentence):
+        load_tokenizer(tmp_path)
+
+
+def test_half_of_gpt2s_files_and_another_models(texts: list[str], tmp_path: Path) -> None:
+    save_gpt2(tmp_path, texts, GPT2_FILES[0], "<|endoftext|>")
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text('{"tokenizer_class": "Qwen2Tokenizer"}', encoding="utf-8")
+    with pytest.raises(TokenizerError, match="a Qwen2Tokenizer's, not GPT-2's"):
+        load_tokenizer(tmp_path)
+    config.unlink()
+    (tmp_path / "merges.txt").unlink()
+    with pytest.raises(FileError, match=r"vocab\.json needs merges\.txt beside it"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.network
+def test_gpt2(tmp_path: Path) -> None:
+    for path in real("gpt2-vocab").parent.glob("*[!n]"):
+        shutil.copy(path, tmp_path)
+    shutil.copy(real("gpt2-vocab"), tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    load = tiktoken.load.data_gym_to_mergeable_bpe_ranks
+    ranks = load(str(tmp_path / "vocab.bpe"), str(tmp_path / "encoder.json"))
+    pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+    theirs = tiktoken.Encoding(
+        "gpt2", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256}
+    )
+    assert tokenizer.vocab_size == theirs.n_vocab == 50257
+    assert tokenizer.bos_id == tokenizer.eos_id == theirs.eot_token
+
+    @given(any_texts)
+    def any_text(text: str) -> None:
+        ids = tokenizer.encode(text)
+        assert ids == theirs.encode(text, disallowed_special=())
+        assert tokenizer.decode(ids) == text
+
+    for text in HARD:
+        any_text.hypothesis.inner_test(text)
+    any_text()
+
+
+@given(
+    st.integers(0, 1 << 20),
+    st.integers(0, 40),
+    st.sampled_from([b"", b"null", b"-1", b"1e99", b'"x"', b"{}", b"[]"]),
+)
+def test_a_damaged_json_is_refused_or_works(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, start: int, cut: int, noise: bytes
+) -> None:
+    """No other error, whatever is cut out of the file or put in its place."""
+    whole = (folder / "tokenizer.json").read_bytes()
+    start %= len(whole)
+    end = start + cut
+    damaged = tmp_path_factory.getbasetemp() / "damaged.json"
+    damaged.write_bytes(whole[:start] + noise + whole[end:])
+    try:
+        tokenizer = load_tokenizer(damaged)
+        tokenizer.decode(tokenizer.encode("The attention, 曹操 <|im_end|> 9"))
+    except (TokenizerError, FileError):
+        pass

@@ -22,6 +22,9 @@ COMMANDS = {
     "train": "Train a model from scratch, or resume.",
     "eval": "Bits per byte and perplexity of a text.",
     "generate": "Continue a text.",
+    "chat": "Talk to a model.",
+    "convert": "Write a model in another format: Hugging Face, GGUF or ours.",
+    "inspect": "What a model is, from its headers alone; or how two differ.",
     "plan": "Parameters, FLOPs and bytes of a config, by arithmetic.",
     "bench": "Measure speed against this machine's limit.",
 }

@@ -1,4 +1,4 @@
-"""`gpt2llama tokenizer train | encode | show`."""
+"""`gpt2llama tokenizer train | encode | show | compare`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from ..data.documents import read_documents
@@ -78,6 +79,34 @@ def show(path: Folder, text: Words, json: Json = False) -> None:
         line.append(shown if colour else f"│{shown}│", _BACKGROUNDS[i % 2])
         line.append(" ".join(map(str, ids)) + " ", "dim")
     console.print(line, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    texts: Annotated[list[Path], typer.Argument(help="A row each: a language's file or folder.")],
+    tokenizer: Annotated[list[Path], typer.Option(help="A column each; give it several times.")],
+    json: Json = False,
+) -> None:
+    """Bytes of text per token, for several tokenizers side by side: the more, the shorter."""
+    tokenizers = [load_tokenizer(path) for path in tokenizer]
+    table = Table(title="bytes per token", title_justify="left")
+    table.add_column("text", overflow="fold")
+    for heading in ("bytes", *map(str, tokenizer)):
+        table.add_column(heading, justify="right", overflow="fold")
+    table.add_row("(pieces)", "", *(f"{t.vocab_size:,}" for t in tokenizers), end_section=True)
+    rows = []
+    for path in texts:
+        documents = [document.text for document in read_documents([path])]
+        size = sum(len(text.encode("utf-8")) for text in documents)
+        counts = [sum(len(t.encode(text)) for text in documents) for t in tokenizers]
+        table.add_row(str(path), f"{size:,}", *(f"{size / count:.3f}" for count in counts))
+        for name, count in zip(tokenizer, counts, strict=True):
+            row = {"text": str(path), "tokenizer": str(name), "bytes": size, "tokens": count}
+            rows.append(row | {"bytes_per_token": size / count})
+    if json:
+        print_json({"compared": rows})
+    else:
+        Console().print(table)
 
 
 def _visible(piece: str) -> str:

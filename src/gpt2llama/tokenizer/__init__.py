@@ -1,12 +1,18 @@
 """Text to ids and back, behind one protocol.
 
-protocol.py  what every tokenizer can do
-bpe.py       byte-level BPE, ours or another's tokenizer.json, and how ours is trained
-load.py      from what lies on disk to a tokenizer
-stream.py    ids to text one by one, no character torn
+protocol.py       what every tokenizer can do
+bpe.py            BPE of GPT-2's and of SentencePiece's style, and how ours is trained
+splits.py         how a text is cut into words before byte-level BPE
+merges.py         the merges of a vocabulary that lists only its pieces
+load.py           from what lies on disk to a tokenizer
+sentencepiece.py  Llama 1's, Llama 2's and Mistral's tokenizer.model
+tiktoken.py       Llama 3's tokenizer.model
+gguf.py           the tokenizer inside a GGUF file, both ways
+stream.py         ids to text one by one, no character torn
 """
 
 from .bpe import BPETokenizer, train_bpe
+from .gguf import tokenizer_from_gguf, tokenizer_to_gguf
 from .load import load_tokenizer
 from .protocol import Tokenizer
 from .stream import StreamDecoder, split_pieces
@@ -17,5 +23,7 @@ __all__ = [
     "Tokenizer",
     "load_tokenizer",
     "split_pieces",
+    "tokenizer_from_gguf",
+    "tokenizer_to_gguf",
     "train_bpe",
 ]

@@ -1,4 +1,9 @@
-"""Byte-level BPE: every text is a string of bytes, so none is ever out of vocabulary."""
+"""BPE of either style, and how ours is trained.
+
+Byte-level (GPT-2, Llama 3): words are cut by a pattern and spelled in an alphabet of 256 bytes.
+SentencePiece (Llama 1 and 2, Mistral): a whole text is merged from its characters, each space
+written ▁ and one put before the text; a character that is no piece becomes its bytes, as <0x0A>.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +11,47 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from contextlib import contextmanager
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, decoders, models, processors, trainers
 from tokenizers import Tokenizer as Backend
 
 from ..errors import FileError, InputError, TokenizerError
+from .chat import CHATML, built_in_template, chat_ids
+from .splits import PATTERN, pre_tokenizer
 
-# No piece crosses a border of this pattern: a digit; an English contraction; letters (Chinese up to
-# its punctuation, or a word with the space before it); marks; white space, whose last character is
-# left to a word that follows. It is GPT-2's with every digit alone, which llama.cpp calls "smollm".
-# On held-out Chinese at 4096 pieces, letting a mark join the letters after it saves 4% of the ids
-# but costs a 4-gram model 2% in bits per byte; cutting Chinese every 4 characters costs both.
-PATTERN = r"\p{N}|'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (END_OF_TEXT, IM_START, IM_END, *(f"<|reserved_{i}|>" for i in range(5)))
 MAX_PIECE_BYTES = 15  # five Chinese characters, or a long English word
 MAX_VOCAB_SIZE = 1 << 20
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 _ENDS_A_TURN = (IM_END, END_OF_TEXT, "<|eot_id|>", "<|eom_id|>")
 _CHUNK = 1 << 20  # characters given to the trainer at once
 
 
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """The library raises bare Exceptions, and panics, which no Exception is, on odd files."""
+    try:
+        yield
+    except (TypeError, TokenizerError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"{what} ({error})") from None
+
+
+Parts = tuple[Backend, dict[str, Any]]  # what a file gives: the backend and its config
+
+
 class BPETokenizer:
-    """A byte-level `tokenizers.Tokenizer`, with what tokenizer_config.json says of it.
+    """A `tokenizers.Tokenizer` of BPE, with what tokenizer_config.json says of it.
 
     Of the config these are read: bos_token, eos_token, add_bos_token (without it, whether the
     backend's post-processor adds it), chat_template. The rest is only kept for `save`.
@@ -49,17 +62,22 @@ class BPETokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend, self._config = backend, dict(config)
+        self.byte_level, self.dummy_space = _style(backend)
         self.vocab_size = 1 + max(backend.get_vocab().values(), default=-1)
+        if self.vocab_size > MAX_VOCAB_SIZE:
+            raise TokenizerError(f"an id is above {MAX_VOCAB_SIZE:,}: no vocabulary is so large")
         self.bos_id, self.eos_id = self._named("bos_token"), self._named("eos_token")
         added = backend.get_added_tokens_decoder()
         specials = {token.content: id for id, token in added.items() if token.special}
+        self._specials = specials
         ends = [specials.get(name) for name in _ENDS_A_TURN]
         self.stop_ids = frozenset(id for id in [self.eos_id, *ends] if id is not None)
         named = [id for id in (self.bos_id, self.eos_id) if id is not None]
         self.special_ids = frozenset([*specials.values(), *named])
         adds_bos = config.get("add_bos_token")
         if adds_bos is None:
-            adds_bos = backend.encode("").ids[:1] == [self.bos_id]
+            with library_errors("its post-processor cannot be used"):
+                adds_bos = backend.encode("").ids[:1] == [self.bos_id]
         self.adds_bos = bool(adds_bos) and self.bos_id is not None
 
     def _named(self, key: str) -> int | None:
@@ -74,7 +92,8 @@ class BPETokenizer:
 
     def encode(self, text: str) -> list[int]:
         try:
-            return self._backend.encode(text, add_special_tokens=False).ids
+            with library_errors("its vocabulary cannot spell this text"):
+                return self._backend.encode(text, add_special_tokens=False).ids
         except TypeError:
             raise InputError(
                 "the text must be a string of whole characters; this one is none, or has half a "
@@ -82,7 +101,12 @@ class BPETokenizer:
             ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+        raw = self.decode_bytes(ids)
+        if self.dummy_space:
+            first = [*itertools.takewhile(self.special_ids.__contains__, ids)]
+            start = len(self.decode_bytes(first))
+            raw = raw[:start] + raw[start:].removeprefix(b" ")
+        return raw.decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         try:
@@ -95,44 +119,53 @@ class BPETokenizer:
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
-        """The bytes of each id; a piece not spelled in the byte alphabet stands for itself."""
-        alphabet = _alphabet()
-        table = {
-            id: bytes(alphabet[c] for c in piece)
-            if alphabet.keys() >= set(piece)
-            else piece.encode()
-            for piece, id in self._backend.get_vocab().items()
-        }
+        spell = _byte_level_bytes if self.byte_level else _sentencepiece_bytes
+        table = {id: spell(piece) for piece, id in self._backend.get_vocab().items()}
         added = self._backend.get_added_tokens_decoder()
         return table | {id: token.content.encode() for id, token in added.items()}
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `save` writes as tokenizer.json."""
+        state: dict[str, Any] = json.loads(self._backend.to_str())
+        return state
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What `save` writes as tokenizer_config.json."""
+        return self._config
+
     @cached_property
     def fingerprint(self) -> str:
-        state = json.loads(self._backend.to_str())
-        parts = [state["model"]["vocab"], state["model"]["merges"], state["normalizer"]]
-        parts += [state["pre_tokenizer"], state["added_tokens"]]
+        state = self.state
+        model, added = state["model"], state["added_tokens"]
+        vocab = model["vocab"] | {token["content"]: token["id"] for token in added}
+        parts = [vocab, model["merges"], state["normalizer"], state["pre_tokenizer"], added]
+        parts += [key for key in ("ignore_merges", "byte_fallback") if model[key]]
         canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
+    @property
+    def chat_template(self) -> str | None:
+        """The file's own, or the built-in one whose special tokens the vocabulary has."""
+        template = self._config.get("chat_template")
+        if isinstance(template, list):  # several by name, as transformers once wrote them
+            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+            template = named.get("default")
+        return template if isinstance(template, str) else built_in_template(self._specials)
+
     def apply_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """ChatML. Raises TokenizerError for a vocabulary made for another chat format."""
-        start, end = (self._backend.token_to_id(name) for name in (IM_START, IM_END))
-        if self._config.get("chat_template") != CHATML or start is None or end is None:
+        """By `chat_template`, which says itself where a BOS stands, if anywhere; raises
+        TokenizerError where there is none."""
+        template = self.chat_template
+        if template is None:
             raise TokenizerError(
-                "only the ChatML of tokenizers trained here is known, and this one has another "
-                "chat format or none; write the prompt as text"
+                "the tokenizer has no chat template and no special tokens of a known one; write "
+                "the prompt as text"
             )
-        if not messages:
-            raise InputError("a chat needs at least one message")
-        newline, ids = self.encode("\n"), list[int]()
-        for i, message in enumerate(messages):
-            role, content = message.get("role"), message.get("content")
-            if role not in ("system", "user", "assistant"):
-                raise InputError(f"message {i} has role {role!r}; use system, user or assistant")
-            if not isinstance(content, str):
-                raise InputError(f"message {i} must have a string content (got {content!r})")
-            ids += [start, *self.encode(f"{role}\n{content}"), end, *newline]
-        return [*ids, start, *self.encode("assistant\n")]
+        names = {id: name for name, id in self._specials.items()}
+        bos, eos = (None if id is None else names.get(id) for id in (self.bos_id, self.eos_id))
+        return chat_ids(template, messages, self.encode, self._specials, bos=bos, eos=eos)
 
     def save(self, folder: Path) -> None:
         """tokenizer.json and tokenizer_config.json, as transformers reads them."""
@@ -170,18 +203,13 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
         )
 
     backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    backend.pre_tokenizer = pre_tokenizer((PATTERN,))
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=[AddedToken(name, special=True, normalized=False) for name in SPECIALS],
-        initial_alphabet=sorted(_alphabet()),
+        initial_alphabet=sorted(byte_alphabet()),
         max_token_length=MAX_PIECE_BYTES + 1,  # the library's is exclusive
         show_progress=False,
     )
@@ -189,19 +217,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
         backend.train_from_iterator(itertools.chain([first], chunks), trainer)
     except UnicodeEncodeError as error:
         raise TokenizerError(f"a text has half a surrogate pair ({error}); leave it out") from None
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{END_OF_TEXT} $A",
-        pair=f"{END_OF_TEXT} $A {END_OF_TEXT}:1 $B:1",
-        special_tokens=[(END_OF_TEXT, backend.token_to_id(END_OF_TEXT))],
-    )
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
-        "chat_template": CHATML,
-        "clean_up_tokenization_spaces": False,
-    }
-    return BPETokenizer(backend, config)
+    config = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "chat_template": CHATML}
+    return assembled(backend, config | {"add_bos_token": True})
 
 
 def _chunks(texts: Iterable[str]) -> Iterator[str]:
@@ -217,13 +234,83 @@ def _chunks(texts: Iterable[str]) -> Iterator[str]:
             start = stop
 
 
-def _alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte, as tokenizer.json spells pieces."""
+def byte_level(
+    vocab: Mapping[str, int],
+    merges: Sequence[tuple[str, str]],
+    patterns: tuple[str, ...],
+    takes_whole_words: bool = False,
+) -> Backend:
+    """A backend of GPT-2's style; `vocab` and `merges` are spelled in `byte_alphabet`."""
+    for left, right in merges:
+        if not (left in vocab and right in vocab and left + right in vocab):
+            raise TokenizerError(f"its merge of {left!r} and {right!r} is not in its vocabulary")
+    model = models.BPE(vocab=dict(vocab), merges=list(merges), ignore_merges=takes_whole_words)
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizer(patterns)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def add_specials(backend: Backend, names: Iterable[str]) -> None:
+    """A name that is no piece of the vocabulary gets the next id."""
+    names = [*names]
+    for name in names:
+        if len(name) == 1 and backend.token_to_id(name) is not None:
+            raise TokenizerError(f"its special piece {name!r} is one that text is spelled with")
+    backend.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names])
+
+
+def assembled(backend: Backend, config: Mapping[str, Any]) -> BPETokenizer:
+    """A tokenizer that was not a tokenizer.json, made so that transformers reads it alike."""
+    saved_as = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    tokenizer = BPETokenizer(backend, {**config, **saved_as})
+    if tokenizer.adds_bos and (id := tokenizer.bos_id) is not None:
+        bos = backend.id_to_token(id)
+        backend.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], pair=[bos, "$A", f"{bos}:1", "$B:1"], special_tokens=[(bos, id)]
+        )
+    return tokenizer
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte, as files spell pieces."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
     printable += range(ord("®"), ord("ÿ") + 1)
     others = [byte for byte in range(256) if byte not in printable]
     stand_ins = {chr(256 + i): byte for i, byte in enumerate(others)}
     return {chr(byte): byte for byte in printable} | stand_ins
+
+
+def _style(backend: Backend) -> tuple[bool, bool]:
+    """(is it byte-level, does a text's first piece carry a space that is not in it)."""
+    decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder else {"type": None}
+    steps = {step["type"]: step for step in decoder.get("decoders", [decoder])}
+    model = backend.model
+    plain = isinstance(model, models.BPE) and not model.continuing_subword_prefix
+    if plain and not model.end_of_word_suffix:
+        if "ByteLevel" in steps:
+            return True, False
+        if "Metaspace" in steps:
+            return False, steps["Metaspace"]["prepend_scheme"] != "never"
+        if "Replace" in steps and steps["Replace"]["pattern"] == {"String": "▁"}:
+            return False, "Strip" in steps
+    raise TokenizerError("it is not a byte-level BPE vocabulary, nor one of SentencePiece's style")
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    """A piece that is not spelled in the byte alphabet stands for itself."""
+    alphabet = byte_alphabet()
+    try:
+        return bytes([alphabet[c] for c in piece])
+    except KeyError:
+        return piece.encode()
+
+
+def _sentencepiece_bytes(piece: str) -> bytes:
+    if re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("▁", " ").encode()
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
 from ..errors import FileError, TokenizerError
-from .bpe import BPETokenizer
+from .bpe import (
+    END_OF_TEXT,
+    MAX_VOCAB_SIZE,
+    BPETokenizer,
+    Parts,
+    add_specials,
+    assembled,
+    byte_level,
+    library_errors,
+)
 from .protocol import Tokenizer
+from .sentencepiece import read_sentencepiece
+from .splits import SPLITS
+from .tiktoken import read_llama3
 
 MAX_BYTES = 64 << 20  # Llama 3's tokenizer.json has 17 MB, Gemma's 33
+MAX_MODEL_BYTES = 8 << 20  # Llama 3's tokenizer.model has 2 MB
+# GPT-2's pair of files, as Hugging Face and as OpenAI name them.
+_MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
+_GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
+_NAMES = ("tokenizer.json", "tokenizer.model", *_MERGES)
 # For a tokenizer.json whose config does not name them.
 _USUAL = {
     "bos_token": ("<|begin_of_text|>", "<s>", "<|endoftext|>"),
@@ -21,56 +39,97 @@ _USUAL = {
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a folder with a tokenizer.json (ours or any of byte-level BPE), or of that
-    file, with the tokenizer_config.json beside it if there is one.
+    """The tokenizer of a folder, or of one of its files: tokenizer.json (ours, or any of byte-level
+    or SentencePiece BPE), tokenizer.model (SentencePiece's, or Llama 3's), GPT-2's vocab.json and
+    merges.txt; in a folder, the first of them. A tokenizer_config.json beside it is read too.
 
-    Raises FileError for what is missing or too large, TokenizerError for what it cannot be.
+    Raises FileError for what is missing, too large or damaged, TokenizerError for what it cannot
+    be.
     """
     path = Path(path)
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        what = f"{path} has no tokenizer.json" if path.is_dir() else f"{path} does not exist"
+    found = [path / name for name in _NAMES if (path / name).is_file()] if path.is_dir() else [path]
+    if not found or not found[0].is_file():
+        what = f"{path} has none of {', '.join(_NAMES)}" if path.is_dir() else f"there is no {path}"
         raise FileError(f"{what}; make a tokenizer with gpt2llama tokenizer train")
-    text = _read(file)
+    file = found[0]
+    own = _read_config(file.with_name("tokenizer_config.json"))
     try:
-        backend = Backend.from_str(text)
-    except Exception as error:  # the library raises bare ones
-        raise TokenizerError(f"{file} is not a whole tokenizer.json ({error})") from None
-    state = json.loads(text)
-    kind, decoder = state["model"].get("type", "BPE"), json.dumps(state.get("decoder"))
-    if kind != "BPE" or '"ByteLevel"' not in decoder:
-        raise TokenizerError(f"{file} is not a byte-level BPE vocabulary, the only kind read here")
-    config = _read_config(file.with_name("tokenizer_config.json"))
-    specials = [t.content for t in backend.get_added_tokens_decoder().values() if t.special]
-    for key, usual in _USUAL.items():
-        config.setdefault(key, next((name for name in usual if name in specials), None))
-    try:
-        return BPETokenizer(backend, config)
+        if file.name in _MERGES:
+            backend, config = _gpt2(file, own)
+        elif file.suffix == ".json":
+            return BPETokenizer(*_tokenizer_json(file, own))
+        else:
+            content = _read(file, MAX_MODEL_BYTES)
+            llama3 = re.match(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n", content)
+            backend, config = (read_llama3 if llama3 else read_sentencepiece)(content)
+        return assembled(backend, config | own)
     except TokenizerError as error:
-        raise TokenizerError(f"{path}: {error}") from None
+        raise TokenizerError(f"{file}: {error}") from None
+
+
+def _tokenizer_json(file: Path, own: dict[str, Any]) -> Parts:
+    text = _text(file)
+    with library_errors("it is not a whole tokenizer.json"):
+        backend = Backend.from_str(text)
+    specials = [t.content for t in backend.get_added_tokens_decoder().values() if t.special]
+    usual = {
+        key: next((name for name in names if name in specials), None)
+        for key, names in _USUAL.items()
+    }
+    return backend, usual | own
+
+
+def _gpt2(file: Path, own: dict[str, Any]) -> Parts:
+    """Neither file says how text is split into words: it is GPT-2's way, and no other model's."""
+    if (kind := own.get("tokenizer_class") or "GPT2Tokenizer") not in _GPT2_CLASSES:
+        raise TokenizerError(f"it is a {kind}'s, not GPT-2's; use the model's tokenizer.json")
+    other = file.with_name(_MERGES[file.name])
+    if not other.is_file():
+        raise FileError(f"{file} needs {other.name} beside it: the one lists pieces, that merges")
+    vocab = _json(file)
+    ids = set(vocab.values()) if all(type(id) is int for id in vocab.values()) else set()
+    if len(ids) < len(vocab) or not all(0 <= id < MAX_VOCAB_SIZE for id in ids):
+        raise TokenizerError("it must give each piece an id of its own")
+    lines = _text(other).removesuffix("\n").split("\n")
+    pairs = [line.split() for line in lines[lines[0].startswith("#version") :]]
+    wrong = next((i for i, pair in enumerate(pairs) if len(pair) != 2), None)
+    if wrong is not None:
+        raise TokenizerError(f"merge {wrong + 1} in {other.name} is not two pieces")
+    backend = byte_level(vocab, [(left, right) for left, right in pairs], SPLITS["gpt-2"])
+    name = END_OF_TEXT if END_OF_TEXT in vocab else None
+    add_specials(backend, [name] if name else [])
+    return backend, {"bos_token": name, "eos_token": name}
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
+    """tokenizer_config.json, with the template that transformers 5 keeps in a file of its own."""
+    config = _json(file) if file.is_file() else {}
+    template = file.with_name("chat_template.jinja")
+    return config | {"chat_template": _text(template)} if template.is_file() else config
+
+
+def _json(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(_read(file))
+        values = json.loads(_text(file))
     except (ValueError, RecursionError) as error:
-        if isinstance(error, TokenizerError):
-            raise
-        raise TokenizerError(f"{file} is not JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise TokenizerError(f"{file} must be a JSON object")
-    return config
+        raise FileError(f"{file} is not JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise FileError(f"{file} must be a JSON object")
+    return values
 
 
-def _read(file: Path) -> str:
+def _text(file: Path) -> str:
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise FileError(f"{file} has more than {MAX_BYTES >> 20} MiB: no tokenizer is so large")
-        return file.read_text(encoding="utf-8")
+        return _read(file, MAX_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise TokenizerError(f"{file} is not UTF-8 at byte {error.start}") from None
+        raise FileError(f"{file} is not UTF-8 at byte {error.start}") from None
+
+
+def _read(file: Path, limit: int) -> bytes:
+    try:
+        if file.stat().st_size > limit:
+            raise FileError(f"{file} has more than {limit >> 20} MiB: no tokenizer is so large")
+        return file.read_bytes()
     except OSError as error:
         if isinstance(error, FileError):
             raise

@@ -44,6 +44,10 @@ class Tokenizer(Protocol):
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """Of a concatenation, the concatenation."""
 
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja text that `apply_chat` renders; None: it cannot."""
+
     def apply_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """`{"role", "content"}` messages as a prompt for the assistant's next one."""
 

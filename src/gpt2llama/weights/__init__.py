@@ -1,4 +1,7 @@
-"""Models in and out of folders: `load` and `save`. One module a format, each dict -> dict."""
+"""Models in and out: `load` and `save`. One module a format, each a dict -> dict both ways.
+
+Opening (`open_model`) reads headers only and imports no torch; `build.assemble` makes the model.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,19 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..errors import FileError, InputError, TokenizerError, WeightsError
-from ..model.transformer import Transformer
-from . import checkpoint, hf
-from .build import Opened, assemble
 from .files import new_folder, read_json
+from .opened import Opened
 
 if TYPE_CHECKING:
+    import torch
+
+    from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
 
 __all__ = ["load", "open_model", "save"]
 
-_WRITERS = {"gpt2llama": checkpoint.write_model, "hf": hf.write_model}
+FORMATS = ("gpt2llama", "hf", "gguf")
 
 
 def load(
@@ -31,35 +33,64 @@ def load(
     device: torch.device | str = "cpu",
     quant: str | None = None,
     ignore_keys: Collection[str] = (),
+    rope_factor: float | None = None,
 ) -> tuple[Transformer, Tokenizer | None]:
-    """A model in eval mode and its tokenizer, or None where the folder has no tokenizer.json.
+    """A model in eval mode and its tokenizer, or None where there is none.
 
-    path: our folder, a run folder (its latest checkpoint), or a Hugging Face folder of GPT-2,
-    Llama, Mistral, Qwen2 or Qwen3. dtype: the file's unless given. ignore_keys: keys of a
-    Hugging Face config.json to treat as not there. The weights stay mapped to the file until
-    they change. Raises FileError, ConfigError, WeightsError or TokenizerError.
+    path: our folder, a run folder (its latest checkpoint), a Hugging Face folder (GPT-2, Llama,
+    Mistral, Qwen2, Qwen3), Meta's (params.json), a .gguf file, nanoGPT's ckpt.pt, OpenAI's GPT-2
+    checkpoint (hparams.json), an asset's name or a hub id. dtype: the file's unless given; fp32
+    for a quantised GGUF. ignore_keys: config keys to treat as not there. rope_factor: of a Meta
+    folder with use_scaled_rope, which does not say it. Weights stay mapped to a safetensors file
+    until they change. Raises FileError, ConfigError, WeightsError, TokenizerError, AssetError or
+    MissingExtraError.
     """
     if quant is not None:
         raise InputError(f"quant={quant!r} is not available in this version; leave it out")
-    opened = open_model(path, ignore_keys)
+    from .build import assemble
+
+    opened = open_model(path, ignore_keys, rope_factor)
     model = assemble(opened, dtype, device)
     tokenizer = opened.tokenizer()
     _check_vocabulary(tokenizer, model.config.vocab_size)
     return model, tokenizer
 
 
-def open_model(path: str | PathLike[str], ignore_keys: Collection[str] = ()) -> Opened:
+def open_model(
+    path: str | PathLike[str],
+    ignore_keys: Collection[str] = (),
+    rope_factor: float | None = None,
+) -> Opened:
     """What the headers say of it; the same errors as `load`."""
-    folder = _checkpoint_folder(Path(path))
-    config = read_json(folder / "config.json")
-    fingerprint = None
+    place = _checkpoint_folder(_locate(path))
+    if not (place / "config.json").exists():
+        if (place / "params.json").is_file():
+            from . import meta
+
+            return meta.open_model(place, ignore_keys, rope_factor)
+        if place.suffix == ".pt" or (place / "ckpt.pt").is_file():
+            from . import nanogpt
+
+            ckpt = place if place.is_file() else place / "ckpt.pt"
+            return nanogpt.open_model(ckpt, ignore_keys)
+        if (place / "hparams.json").is_file():
+            from . import openai
+
+            return openai.open_model(place, ignore_keys)
+        if place.is_file():
+            from . import gguf
+
+            return gguf.open_model(place, ignore_keys)
+    from . import checkpoint, hf
+
+    config, fingerprint = read_json(place / "config.json"), None
     if config.get("format") == checkpoint.FORMAT:
-        opened, fingerprint = checkpoint.open_model(folder)
+        opened, fingerprint = checkpoint.open_model(place)
     elif "model_type" in config:
-        opened = hf.open_model(folder, ignore_keys)
+        opened = hf.open_model(place, ignore_keys)
     else:
-        raise WeightsError(f"{folder / 'config.json'} has neither a 'format' nor a 'model_type'")
-    return replace(opened, tokenizer=partial(_read_tokenizer, folder, fingerprint))
+        raise WeightsError(f"{place / 'config.json'} has neither a 'format' nor a 'model_type'")
+    return replace(opened, tokenizer=partial(_read_tokenizer, place, fingerprint))
 
 
 def save(
@@ -67,26 +98,55 @@ def save(
     tokenizer: Tokenizer | None,
     folder: str | PathLike[str],
     format: str = "gpt2llama",
-) -> None:
-    """Writes a new folder, whole or not at all: ours, or one for `transformers` ("hf").
+    dtype: str | None = None,
+) -> list[str]:
+    """Writes a new folder, ours or one for `transformers` ("hf"), or a .gguf file ("gguf"): whole
+    or not at all. Returns what a user may want to know, a line each.
 
-    Raises FileError if the folder is in use or cannot be written, ConfigError for a switch that
+    dtype: of a GGUF's matrices, F32, F16, BF16, Q8_0 or Q4_0; the model's own unless given.
+    Raises FileError if the place is in use or cannot be written, ConfigError for a switch that
     the format cannot express.
     """
-    if format not in _WRITERS:
-        raise InputError(f"format {format!r} is not available; use one of {', '.join(_WRITERS)}")
+    if format not in FORMATS:
+        raise InputError(f"format {format!r} is not available; use one of {', '.join(FORMATS)}")
+    if dtype is not None and format != "gguf":
+        raise InputError(f"dtype={dtype!r} is GGUF's; convert the model with .to() for {format}")
     _check_vocabulary(tokenizer, model.config.vocab_size)
-    with new_folder(Path(folder)) as partial:
-        _WRITERS[format](partial, model, tokenizer)
+    if format == "gguf":
+        from . import gguf
+
+        return gguf.write_model(Path(folder), model, tokenizer, dtype)
+    from . import checkpoint, hf
+
+    write = hf.write_model if format == "hf" else checkpoint.write_model
+    with new_folder(Path(folder)) as partial_folder:
+        write(partial_folder, model, tokenizer)
+    return []
+
+
+def _locate(path: str | PathLike[str]) -> Path:
+    """The path itself, an asset's file, or the folder of a hub id."""
+    place, name = Path(path), str(path)
+    if place.exists():
+        return place
+    from ..assets import ASSETS, fetch
+
+    if name in ASSETS:
+        return fetch(name)
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        from .hub import resolve
+
+        return resolve(name)
+    raise FileError(
+        f"{path} is not there; give a folder that holds config.json or params.json, a .gguf file, "
+        "an asset's name or a hub id"
+    )
 
 
 def _checkpoint_folder(path: Path) -> Path:
-    """The folder itself, or of a run folder the checkpoint that its file `latest` names."""
-    if not path.is_dir():
-        kind = "a file: this version reads folders" if path.exists() else "not there"
-        raise FileError(f"{path} is {kind}; give the folder that holds config.json")
+    """The place itself, or of a run folder the checkpoint that its file `latest` names."""
     latest = path / "latest"
-    if latest.is_file():
+    if path.is_dir() and latest.is_file():
         with latest.open(encoding="utf-8") as file:
             name = file.read(256).strip()
         if not name or Path(name).name != name:
@@ -96,7 +156,8 @@ def _checkpoint_folder(path: Path) -> Path:
 
 
 def _read_tokenizer(folder: Path, fingerprint: str | None) -> Tokenizer | None:
-    if not (folder / "tokenizer.json").is_file():
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    if not any((folder / name).is_file() for name in names):
         return None
     from ..tokenizer import load_tokenizer
 

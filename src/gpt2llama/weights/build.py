@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +14,10 @@ from torch.overrides import TorchFunctionMode
 from ..errors import InputError, WeightsError
 from ..model.config import ModelConfig
 from ..model.transformer import Transformer
-
-if TYPE_CHECKING:
-    from ..tokenizer import Tokenizer
+from .opened import Opened, TensorInfo
 
 State = dict[str, Tensor]
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
 def state_of(model: Transformer) -> State:
@@ -36,33 +33,6 @@ def state_of(model: Transformer) -> State:
     return state
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """A model on disk of which only headers have been read.
-
-    headers: the file's tensors on the meta device, by the file's names; read: one of them.
-    to_file, from_file: tensors (and so names and shapes) from ours to the file's and back;
-    from_file is given them one at a time. repeats: the names of a head that the file holds though
-    the config ties it, and of the embedding. notes: what a user may want to know, a line each.
-    """
-
-    where: str
-    format: str
-    config: ModelConfig
-    headers: State
-    read: Callable[[str], Tensor]
-    to_file: Callable[[State], State] = dict
-    from_file: Callable[[State], State] = dict
-    repeats: tuple[str, str] | None = None
-    notes: list[str] = field(default_factory=list)
-    tokenizer: Callable[[], Tokenizer | None] = lambda: None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The file's, the widest if there are several."""
-        return reduce(torch.promote_types, {t.dtype for t in self.headers.values()})
-
-
 def assemble(
     opened: Opened, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Transformer:
@@ -72,11 +42,11 @@ def assemble(
     dtype None: the file's. Raises WeightsError for a tensor that is missing, left over, or of a
     wrong shape or kind.
     """
-    if dtype not in (None, *_FLOATS):
+    if dtype is not None and _name(dtype) not in _FLOATS:
         raise InputError(f"dtype must be a torch float of 16, 32 or 64 bits (got {dtype})")
     opened = _settle_head(opened)
     check(opened)
-    cfg, dtype = opened.config, dtype or opened.dtype
+    cfg, dtype = opened.config, dtype or widest(opened)
     model = on_meta(cfg)
     own: State = {}
     for name in opened.headers:
@@ -86,6 +56,12 @@ def assemble(
     if cfg.tie_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
     return model.eval()
+
+
+def widest(opened: Opened) -> torch.dtype:
+    """The dtype that holds every number of the file."""
+    found = {getattr(torch, info.dtype) for info in opened.headers.values()}
+    return reduce(torch.promote_types, found)
 
 
 def on_meta(cfg: ModelConfig) -> Transformer:
@@ -132,9 +108,13 @@ class _NoInit(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _check_sizes(cfg: ModelConfig, state: State, where: str) -> None:
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_sizes(cfg: ModelConfig, headers: dict[str, TensorInfo], where: str) -> None:
     """A config cannot ask for more than the file could hold: checked before anything is built."""
-    largest = max((t.numel() for t in state.values()), default=0)
+    largest = max((info.numel for info in headers.values()), default=0)
     sizes = {"vocab_size": cfg.vocab_size, "d_model": cfg.d_model, "d_ff": cfg.d_ff}
     sizes["n_heads * head_dim"] = cfg.n_heads * cfg.head_size
     if cfg.position == "learned":
@@ -142,23 +122,23 @@ def _check_sizes(cfg: ModelConfig, state: State, where: str) -> None:
     for name, size in sizes.items():
         if size > largest:
             raise WeightsError(f"{where} has no tensor as large as its config's {name}={size}")
-    if cfg.n_layers > len(state):
-        raise WeightsError(f"{where} has {len(state)} tensors for n_layers={cfg.n_layers}")
+    if cfg.n_layers > len(headers):
+        raise WeightsError(f"{where} has {len(headers)} tensors for n_layers={cfg.n_layers}")
 
 
-def _check_tensors(expected: State, state: State, where: str) -> None:
+def _check_tensors(expected: State, headers: dict[str, TensorInfo], where: str) -> None:
     for name, want in expected.items():
-        if name not in state:
+        if name not in headers:
             raise WeightsError(f"{where} lacks the tensor {name}, which its config asks for")
-        got = state[name]
-        if got.shape != want.shape:
+        got = headers[name]
+        if got.shape != tuple(want.shape):
             raise WeightsError(
-                f"{where}: {name} has the shape {tuple(got.shape)}, "
+                f"{where}: {name} has the shape {got.shape}, "
                 f"but its config asks for {tuple(want.shape)}"
             )
         if got.dtype not in _FLOATS:
             raise WeightsError(f"{where}: {name} is {got.dtype}, not a float of 16 to 64 bits")
-    extra = sorted(state.keys() - expected.keys())
+    extra = sorted(headers.keys() - expected.keys())
     if extra:
         more = f" and {len(extra) - 5} more" if len(extra) > 5 else ""
         raise WeightsError(

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, WeightsError
 from ..model.config import ModelConfig
-from ..model.transformer import Transformer
-from .build import Opened, State, state_of
 from .files import (
     read_headers,
     read_json,
@@ -18,8 +16,12 @@ from .files import (
     write_json,
     write_tensors,
 )
+from .opened import Opened
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
 
 FORMAT, VERSION = "gpt2llama", 1
@@ -27,6 +29,8 @@ FORMAT, VERSION = "gpt2llama", 1
 
 def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> None:
     """Into an existing folder; `files.new_folder` gives one that appears whole."""
+    from .build import state_of
+
     config = {
         "format": FORMAT,
         "version": VERSION,
@@ -57,7 +61,7 @@ def read_config(folder: Path) -> tuple[ModelConfig, str | None]:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def read_state(folder: Path) -> State:
+def read_state(folder: Path) -> dict[str, Tensor]:
     """The tensors as `load_state_dict` takes them, but a tied head only as embed_tokens."""
     return read_tensors(folder / "model.safetensors")
 

@@ -9,14 +9,15 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from ..errors import FileError, WeightsError
+from .opened import TensorInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 JSON_LIMIT = 16 << 20  # bytes; the index of a 405B model has 0.1 MB
 
@@ -42,6 +43,8 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Name -> tensor, mapped from the file: nothing is read until it is used."""
+    from safetensors.torch import load_file
+
     try:
         return load_file(path)
     except OSError as error:
@@ -50,28 +53,27 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path} is truncated or no safetensors file: {error}") from error
 
 
-def read_headers(path: Path) -> dict[str, Tensor]:
-    """Name -> tensor on the meta device: its shape and dtype."""
-    with _opened(path) as file:
-        names = file.keys()
-        parts = {name: file.get_slice(name) for name in names}
+def read_headers(path: Path) -> dict[str, TensorInfo]:
+    """Name -> shape and dtype, without torch."""
+    with _opened(path, "numpy") as file:
+        parts = ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118
         return {
-            name: torch.empty(part.get_shape(), dtype=_dtype(path, part.get_dtype()), device="meta")
-            for name, part in parts.items()
+            name: TensorInfo(tuple(part.get_shape()), _dtype(part.get_dtype()))
+            for name, part in parts
         }
 
 
 def read_tensor(path: Path, name: str) -> Tensor:
     """One of them, mapped from the file."""
-    with _opened(path) as file:
+    with _opened(path, "pt") as file:
         tensor: Tensor = file.get_tensor(name)
     return tensor
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path, framework: str) -> Iterator[Any]:
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework) as file:
             yield file
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from error
@@ -79,20 +81,16 @@ def _opened(path: Path) -> Iterator[Any]:
         raise WeightsError(f"{path} is truncated or no safetensors file: {error}") from error
 
 
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-
-
-def _dtype(path: Path, name: str) -> torch.dtype:
-    if name not in _DTYPES:
-        raise WeightsError(f"{path} has a tensor of type {name}, which is not read here")
-    return _DTYPES[name]
+def _dtype(name: str) -> str:
+    """F32 -> float32, BF16 -> bfloat16, I8 -> int8; others keep their name, to be refused."""
+    kinds = {"BF": "bfloat", "F": "float", "I": "int", "U": "uint"}
+    kind = name.rstrip("0123456789")
+    return kinds.get(kind, kind) + name.removeprefix(kind)
 
 
 def write_tensors(path: Path, state: dict[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
     plain = {name: tensor.detach().contiguous() for name, tensor in state.items()}
     save_file(plain, path, metadata={"format": "pt"})
     path.chmod(path.parent.stat().st_mode & 0o666)  # save_file lets only the owner read it

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ConfigError, FileError, WeightsError
 from ..model.config import ModelConfig, NTKScaling
-from .build import Opened, State, state_of
 from .families import ACTIVATIONS, FAMILIES, INERT_KEYS, MUST_BE, SCALINGS
 from .files import read_headers, read_json, read_tensor, write_json, write_tensors
+from .opened import Opened
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
+    from .opened import State
 
 _BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # computed, no weights
 
@@ -149,6 +150,8 @@ def open_model(folder: Path, ignore_keys: Collection[str]) -> Opened:
 
 def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> None:
     """A folder that transformers loads, into an existing one."""
+    from .build import state_of
+
     state = state_to_hf(state_of(model), family_of(model.config))
     config = {
         **config_to_hf(model.config),

@@ -1,0 +1,54 @@
+"""`gpt2llama convert SRC DST --to hf|gguf|gpt2llama`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..errors import InputError
+from ._print import Json, print_json, tell
+
+app = typer.Typer(add_completion=False)
+
+_TORCH = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="A model: folder, file, asset or hub id.")],
+    target: Annotated[str, typer.Argument(help="A new folder, or a new .gguf file.")],
+    to: Annotated[str, typer.Option(help="hf, gguf or gpt2llama.")],
+    dtype: Annotated[
+        str | None, typer.Option(help="F32, F16 or BF16; gguf also Q8_0 and Q4_0.")
+    ] = None,
+    ignore_key: Annotated[
+        list[str] | None, typer.Option(help="A config key to treat as not there.")
+    ] = None,
+    rope_factor: Annotated[
+        float | None, typer.Option(help="Of a Meta folder with use_scaled_rope.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a model in another format, its tokenizer with it; the source stays as it is."""
+    kind = dtype.upper() if dtype else None
+    if kind not in (None, *_TORCH) and to != "gguf":
+        raise InputError(f"--dtype {dtype} is for --to gguf; {to} takes {', '.join(_TORCH)}")
+    import torch
+
+    from ..weights import load, open_model, save
+
+    opened = open_model(source, ignore_key or (), rope_factor)
+    wanted = getattr(torch, _TORCH[kind]) if kind in _TORCH and to != "gguf" else None
+    model, tokenizer = load(
+        source, dtype=wanted, ignore_keys=ignore_key or (), rope_factor=rope_factor
+    )
+    written = save(model, tokenizer, target, to, dtype=kind if to == "gguf" else None)
+    tied = "tied" if model.config.tie_embeddings else "of its own"
+    notes = [f"{len(opened.headers)} tensors read, head {tied}", *opened.notes, *written]
+    if json:
+        print_json({"path": target, "format": to, "notes": notes})
+        return
+    for note in notes:
+        tell(note)
+    print(target)

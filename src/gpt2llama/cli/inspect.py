@@ -1,0 +1,113 @@
+"""`gpt2llama inspect PATH [OTHER]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..model.config import ModelConfig
+from ..model.presets import preset, presets
+from ..plan import kv_bytes_per_token, parameters
+from ..weights import open_model
+from ..weights.opened import Opened
+from ._print import Json, print_json
+from ._switches import MEANING, side_by_side, values
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def inspect(
+    path: Annotated[str, typer.Argument(help="A model: folder, file, asset, hub id; or a preset.")],
+    other: Annotated[str | None, typer.Argument(help="A second one, to compare with.")] = None,
+    ignore_key: Annotated[
+        list[str] | None, typer.Option(help="A config key to treat as not there.")
+    ] = None,
+    rope_factor: Annotated[
+        float | None, typer.Option(help="Of a Meta folder with use_scaled_rope.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What a model is, by its headers alone: switches, sizes, tokenizer, its way from GPT-2."""
+    keys = ignore_key or ()
+    cfg, opened = _config(path, keys, rope_factor)
+    if other is not None:
+        second, _ = _config(other, keys, rope_factor)
+        if json:
+            print_json({"differences": _differences(cfg, second)})
+        else:
+            Console().print(side_by_side(cfg, second, (_name(path), _name(other))))
+        return
+    tokenizer = _tokenizer(opened)
+    count, kv = parameters(cfg), kv_bytes_per_token(cfg)
+    if json:
+        print_json(
+            {
+                "parameters": count["total"],
+                "kv_bytes_per_token": kv,
+                "config": cfg.to_dict(),
+                "format": opened.format if opened else "preset",
+                "dtypes": _dtypes(opened),
+                "tokenizer": tokenizer,
+                "notes": opened.notes if opened else [],
+            }
+        )
+        return
+    console = Console()
+    switches = Table(title=_name(path), title_justify="left", show_header=False)
+    for name, value in values(cfg).items():
+        switches.add_row(name, value, f"[dim]{MEANING[name]}[/]")
+    console.print(switches)
+    sizes = Table(show_header=False)
+    for part, numbers in count.items():
+        share = f"{numbers / count['total']:.1%}"
+        sizes.add_row(part, f"{numbers:,}", share, end_section=part == "head")
+    sizes.add_section()
+    sizes.add_row("KV bytes per token, bf16", f"{kv:,}", "")
+    console.print(sizes)
+    if opened is not None:
+        kinds = ", ".join(f"{n} × {kind}" for kind, n in _dtypes(opened).items())
+        console.print(f"format     {opened.format}: {kinds}", highlight=False)
+        for key, value in tokenizer.items():
+            console.print(f"{key:<10} {value}", highlight=False, markup=False)
+        for note in opened.notes:
+            console.print(f"note       {note}", highlight=False, markup=False)
+    console.print(side_by_side(preset("gpt2"), cfg, ("gpt2", _name(path))))
+
+
+def _config(
+    path: str, ignore_keys: list[str] | tuple[()], rope_factor: float | None
+) -> tuple[ModelConfig, Opened | None]:
+    if path in presets() and not Path(path).exists():
+        return preset(path), None
+    opened = open_model(path, ignore_keys, rope_factor)
+    return opened.config, opened
+
+
+def _differences(first: ModelConfig, second: ModelConfig) -> dict[str, list[Any]]:
+    left, right = first.to_dict(), second.to_dict()
+    return {name: [left[name], right[name]] for name in left if left[name] != right[name]}
+
+
+def _dtypes(opened: Opened | None) -> dict[str, int]:
+    """How many tensors the file has of each type."""
+    kinds = [info.kind or info.dtype for info in opened.headers.values()] if opened else []
+    return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+
+def _tokenizer(opened: Opened | None) -> dict[str, Any]:
+    tokenizer = opened.tokenizer() if opened else None
+    if tokenizer is None:
+        return {"tokenizer": None}
+    return {
+        "tokenizer": f"{tokenizer.vocab_size:,} pieces, {len(tokenizer.special_ids)} special",
+        "template": tokenizer.chat_template,
+    }
+
+
+def _name(path: str) -> str:
+    return Path(path).name or path

@@ -1,0 +1,96 @@
+"""`gpt2llama inspect` and `convert` on tiny saved models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gpt2llama as g
+from gpt2llama.tokenizer import train_bpe
+
+CFG = g.ModelConfig(
+    vocab_size=280, max_seq_len=32, n_layers=2, n_heads=2, n_kv_heads=1, d_model=16, d_ff=24
+)
+IDS = torch.arange(20)[None]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "ours"
+    tokenizer = train_bpe(["却说曹操引军至赤壁。the reader and the model\n" * 3], 280)
+    g.save(g.Transformer(CFG), tokenizer, folder)
+    return folder
+
+
+def test_inspect_json(run: Any, source: Path) -> None:
+    out, _ = run("inspect", source, "--json")
+    got = json.loads(out)
+    assert got["parameters"] == sum(p.numel() for p in g.Transformer(CFG).parameters())
+    assert got["kv_bytes_per_token"] == 2 * 2 * 2 * 1 * 8  # k and v, 2 bytes, L, K, E
+    assert g.ModelConfig.from_dict(got["config"]) == CFG
+    assert got["dtypes"] == {"float32": 20}
+
+
+def test_inspect_shows_the_way_from_gpt2(run: Any, source: Path) -> None:
+    out, _ = run("inspect", source)
+    below = out[out.index("gpt2 →") :]
+    assert "rmsnorm" in below
+    assert "tie_embeddings" not in below  # tied, both
+
+
+def test_inspect_two(run: Any, source: Path) -> None:
+    out, _ = run("inspect", "zh-3m", source, "--json")
+    assert json.loads(out)["differences"]["d_ff"] == [512, 24]
+    out, _ = run("inspect", "llama-3.2-1b", "llama-3.2-3b")
+    assert "d_model" in out
+    assert "rope_theta" not in out
+
+
+def test_inspect_needs_no_torch(source: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['gpt2llama', 'inspect', sys.argv[1], '--json']\n"
+        "from gpt2llama.cli.main import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(source)], check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("to", ["hf", "gguf", "gpt2llama"])
+def test_convert_keeps_the_model(run: Any, source: Path, to: str, tmp_path: Path) -> None:
+    target = tmp_path / ("m.gguf" if to == "gguf" else "m")
+    out, err = run("convert", source, target, "--to", to)
+    assert out.strip() == str(target)
+    assert "20 tensors read" in err
+    model, tokenizer = g.load(target)
+    want, before = g.load(source)
+    torch.testing.assert_close(model(IDS), want(IDS), rtol=0, atol=0)
+    assert tokenizer.encode("曹操 the 42") == before.encode("曹操 the 42")
+    assert tokenizer.apply_chat([{"role": "user", "content": "hi"}]) == before.apply_chat(
+        [{"role": "user", "content": "hi"}]
+    )
+
+
+def test_convert_to_another_dtype(run: Any, source: Path, tmp_path: Path) -> None:
+    run("convert", source, tmp_path / "half", "--to", "hf", "--dtype", "bf16")
+    assert {p.dtype for p in g.load(tmp_path / "half")[0].parameters()} == {torch.bfloat16}
+    _, err = run("convert", source, tmp_path / "q", "--to", "hf", "--dtype", "Q8_0", code=1)
+    assert "is for --to gguf" in err
+
+
+def test_convert_refuses_what_is_in_the_way(run: Any, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "x").write_text("", encoding="utf-8")
+    _, err = run("convert", source, tmp_path / "used", "--to", "hf", code=1)
+    assert "is not an empty folder" in err
+    (tmp_path / "m.gguf").write_text("precious", encoding="utf-8")
+    _, err = run("convert", source, tmp_path / "m.gguf", "--to", "gguf", code=1)
+    assert (tmp_path / "m.gguf").read_text(encoding="utf-8") == "precious"
