@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpt2llama.tokenizer.sandbox import render
 
 import gpt2llama as g
 from gpt2llama.errors import Gpt2LlamaError
 from gpt2llama.tokenizer import train_bpe
+from gpt2llama.tokenizer.sandbox import render
 
 SECONDS, MEMORY = 5, 1 << 30
 EXTREMES = (

@@ -44,11 +44,12 @@ HARD = [
     "antidisestablishmentarianism Donaudampfschifffahrtsgesellschaft llanfairpwllgwyngyll",
 ]  # fmt: skip
 
-# Any character, but often those between which tokenizers decide.
+# Any character, but often those between which tokenizers decide. Not those that no version of
+# Unicode has yet: engines know different versions.
 any_texts = st.text(
     st.sampled_from("ab'sS1 2\n\r\t\u00a0\u3000。，曹操é\u0301😀\u200d▁<>|/-_\0½ⅷ")
-    | st.characters(codec="utf-8", max_codepoint=0xFFFF)
-    | st.characters(codec="utf-8")
+    | st.characters(codec="utf-8", max_codepoint=0xFFFF, exclude_categories=["Cn"])
+    | st.characters(codec="utf-8", exclude_categories=["Cn"])
 ) | st.lists(st.sampled_from(HARD), max_size=3).map("".join)
 # Those that a SentencePiece vocabulary gives back: it cannot tell ▁ from a space.
 without_bar = any_texts.map(lambda text: text.replace("▁", "_"))

@@ -60,28 +60,25 @@ class Chat:
         """
         if not text:
             raise InputError("the message is empty; say something")
-        self.messages.append({"role": "user", "content": text})
-        try:
-            ids = self._fitting()
-        except BaseException:
-            self.messages.pop()
-            raise
+        messages = [*self.messages, {"role": "user", "content": text}]
+        messages, ids = self._fitting(messages)
+        self.dropped += len(self.messages) + 1 - len(messages)
+        self.messages = messages
         return self._answer(ids)
 
-    def _fitting(self) -> list[int]:
-        """The chat's ids, after the oldest turns were dropped as far as needed."""
-        ids = self.tokenizer.apply_chat(self.messages)
-        first = 1 if self.messages[0]["role"] == "system" else 0
-        while len(ids) + self.max_new_tokens > self.context:
-            if len(self.messages) - first <= 1:
+    def _fitting(self, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[int]]:
+        """The messages without the oldest turns, as many as must go, and their ids."""
+        first = 1 if messages[0]["role"] == "system" else 0
+        while True:
+            ids = self.tokenizer.apply_chat(messages)
+            if len(ids) + self.max_new_tokens <= self.context:
+                return messages, ids
+            if len(messages) == first + 1:
                 raise InputError(
                     f"the message makes a prompt of {len(ids)} tokens and the context is "
                     f"{self.context}, {self.max_new_tokens} of them for the answer; shorten it"
                 )
-            del self.messages[first : first + 2]
-            self.dropped += 2
-            ids = self.tokenizer.apply_chat(self.messages)
-        return ids
+            messages = messages[:first] + messages[first + 2 :]
 
     def _answer(self, ids: list[int]) -> Iterator[str]:
         answer = Completion(ids, self.tokenizer, stop=())
