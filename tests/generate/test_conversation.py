@@ -1,92 +1,243 @@
-"""A chat that keeps its cache answers as one that has none."""
+"""Chat: with its cache it says what it would say without, and runs only what is new."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+from typing import Any
 
 import pytest
-from byte_model import EOS, ByteTokenizer, random_model
+import torch
+from byte_model import random_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gpt2llama.errors import InputError
-from gpt2llama.generate import generate_ids
+from gpt2llama.errors import InputError, TokenizerError
+from gpt2llama.generate import SamplingConfig, decode
+from gpt2llama.generate import chat as chat_module
 from gpt2llama.generate.chat import Chat
+from gpt2llama.generate.decode import Generation
+from gpt2llama.model.transformer import Transformer
+from gpt2llama.tokenizer import BPETokenizer, train_bpe
+
+TEXT = "却说曹操引军追赶玄德。Then the story goes on, user and assistant and system.\n" * 3
 
 
-class Talker(ByteTokenizer):
-    chat_template = "as apply_chat"
-
-    def apply_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        turns = [[*self.encode(m["role"][0] + m["content"]), EOS] for m in messages]
-        return [id for turn in turns for id in turn] + self.encode("a")
+@pytest.fixture(scope="module")
+def tokenizer() -> BPETokenizer:
+    return train_bpe([TEXT], vocab_size=300)
 
 
-TOKENIZER = Talker()
-WORDS = ["你好", "how?", "x", "再见"]
+def tiny(context: int = 160, **switches: Any) -> Transformer:
+    return random_model(vocab_size=304, max_seq_len=context, **switches)
 
 
-@pytest.mark.parametrize("window", [None, 5])
-def test_answers_are_those_of_a_fresh_run(window: int | None) -> None:
-    model = random_model(seed=3, max_seq_len=160, sliding_window=window)
-    chat = Chat(model, TOKENIZER, "be", max_new_tokens=9)
-    for word in WORDS:
-        got = "".join(chat.say(word))
-        prompt = TOKENIZER.apply_chat(chat.messages[:-1])
-        how = {"max_new_tokens": 9, "temperature": 0.0, "stop_ids": TOKENIZER.stop_ids}
-        (want,) = generate_ids(model, [prompt], **how)
-        assert got == TOKENIZER.decode(want)
-        assert chat.messages[-1] == {"role": "assistant", "content": got}
-        assert chat.prompt_tokens == len(prompt)
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return tiny(position="rope", n_kv_heads=1)
 
 
-def test_only_what_is_new_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ran = random_model(seed=3, max_seq_len=160), []
-    forward = type(model).forward
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each forward pass ran."""
+    passes: list[int] = []
 
-    def counting(self, ids, **how):  # type: ignore[no-untyped-def]
-        ran.append(ids.shape[1])
-        return forward(self, ids, **how)
+    def counted(model: Any, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+        passes.append(ids.shape[1])
+        return last_logits(model, ids, cache)
 
-    monkeypatch.setattr(type(model), "forward", counting)
-    chat = Chat(model, TOKENIZER, max_new_tokens=4)
-    list(chat.say("one"))
-    held = len(chat._held)
-    ran.clear()
-    list(chat.say("two"))
-    assert ran[0] < chat.prompt_tokens - len("uone") - 1
-    assert held > 0
+    last_logits = chat_module.last_logits
+    monkeypatch.setattr(chat_module, "last_logits", counted)
+    return passes
 
 
-def test_an_answer_left_early_stays_as_far_as_it_came() -> None:
-    model = random_model(seed=3, max_seq_len=160)
-    chat = Chat(model, TOKENIZER, max_new_tokens=9)
-    answer = chat.say("你好")
-    said = next(answer)
-    answer.close()
-    assert chat.messages[-1]["role"] == "assistant"
-    assert chat.messages[-1]["content"].startswith(said)
-    assert "".join(chat.say("go on"))
-    assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
+def anew(chat: Chat) -> list[int]:
+    """What the model says to the last message when it reads the whole chat anew."""
+    system = [] if chat.system is None else [{"role": "system", "content": chat.system}]
+    prompt = chat.tokenizer.apply_chat([*system, *chat.turns[chat.dropped : -1]])
+    row = Generation(prompt)
+    for _ in decode(
+        chat.model,
+        [row],
+        max_new_tokens=chat.max_new_tokens,
+        stop_ids=chat.tokenizer.stop_ids,
+        sampling=SamplingConfig(),
+        vocab_size=chat.tokenizer.vocab_size,
+    ):
+        pass
+    return row.ids
 
 
-def test_the_oldest_turns_are_dropped_when_the_context_is_full() -> None:
-    model = random_model(seed=3, max_seq_len=64)
-    chat = Chat(model, TOKENIZER, "be", max_new_tokens=8)
-    for i in range(9):
-        list(chat.say(f"question {i}"))
-        assert chat.prompt_tokens + chat.new_tokens <= 64
-    assert chat.messages[0] == {"role": "system", "content": "be"}
-    assert chat.messages[-2]["content"] == "question 8"
-    assert chat.dropped > 0
-    with pytest.raises(InputError, match="context is 64, 8 of them for the answer"):
-        chat.say("x" * 60)
-    assert chat.messages[-2]["content"] == "question 8"
+words = st.text(st.sampled_from("却说曹 abc,\n<|im_end|>"), min_size=1, max_size=12)
+actions = st.one_of(
+    st.tuples(st.just("say"), words),
+    st.tuples(st.just("say"), words),
+    st.tuples(st.just("stop"), words),
+    st.tuples(st.just("system"), st.none() | words),
+    st.tuples(st.just("reset"), st.none()),
+)
 
 
-def test_reset() -> None:
-    model = random_model(seed=3, max_seq_len=160)
-    chat = Chat(model, TOKENIZER, max_new_tokens=9)
-    first = "".join(chat.say("one"))
-    list(chat.say("two"))
+@settings(max_examples=30)
+@given(st.lists(actions, max_size=6))
+def test_equal_to_reading_the_whole_chat_anew(
+    model: Transformer, tokenizer: BPETokenizer, actions: list[tuple[str, Any]]
+) -> None:
+    chat = Chat(model, tokenizer, max_new_tokens=9)
+    for action, text in actions:
+        if action == "say":
+            said = "".join(chat.say(text))
+            assert chat.answer is not None
+            assert chat.answer.ids == anew(chat)
+            assert said == tokenizer.decode(chat.answer.ids) == chat.messages[-1]["content"]
+        elif action == "stop":
+            answer = chat.say(text)
+            said = "".join(itertools.islice(answer, 2))
+            answer.close()  # type: ignore[attr-defined]  # a generator
+            assert chat.turns[-2:] == [
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": said},
+            ]
+        elif action == "system":
+            chat.system = text
+        else:
+            chat.reset()
+            assert chat.turns == []
+
+
+def test_only_what_is_new_is_run(
+    model: Transformer, tokenizer: BPETokenizer, runs: list[int]
+) -> None:
+    chat, seen = Chat(model, tokenizer, system="abc", max_new_tokens=4), 0
+    for text in ("却说", "曹操", "玄德"):
+        runs.clear()
+        "".join(chat.say(text))
+        assert chat.answer is not None
+        prompt = len(chat.answer.prompt)
+        assert runs[0] <= prompt - seen
+        assert runs[1:] == [1] * 3
+        seen = prompt  # all of it is still in the cache
+    runs.clear()
     chat.reset()
-    assert chat.messages == []
-    assert "".join(chat.say("one")) == first
+    "".join(chat.say("却说"))
+    start = tokenizer.encode("system\nabc")
+    assert runs[0] <= len(chat.answer.prompt) - len(start)  # type: ignore[union-attr]
+
+
+def test_sampled_answers_follow_the_seed(model: Transformer, tokenizer: BPETokenizer) -> None:
+    how: dict[str, Any] = {"temperature": 2.0, "seed": 5, "top_k": 40, "repetition_penalty": 1.3}
+    chat = Chat(model, tokenizer, max_new_tokens=12, **how)
+    first = ["".join(chat.say("却说")), "".join(chat.say("却说"))]
+    chat.reset()
+    assert first == ["".join(chat.say("却说")), "".join(chat.say("却说"))]
+    assert first[0] != first[1]
+
+
+def test_the_repetition_penalty_counts_the_whole_chat(
+    model: Transformer, tokenizer: BPETokenizer
+) -> None:
+    chat = Chat(model, tokenizer, max_new_tokens=12, repetition_penalty=1e6)
+    for _ in range(2):
+        "".join(chat.say("却说"))
+        assert chat.answer is not None
+        said = [*chat.answer.prompt, *chat.answer.ids]
+        likeliest = set(range(300)) - set(said)
+        assert len(set(chat.answer.ids)) == len(chat.answer.ids) or not likeliest
+        assert not set(chat.answer.ids) & set(chat.answer.prompt)
+
+
+def test_an_interrupted_answer(
+    model: Transformer, tokenizer: BPETokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between tokens, or within a forward pass."""
+    chat, last_logits, count = Chat(model, tokenizer, max_new_tokens=20), chat_module.last_logits, 0
+
+    def interrupted(*args: Any) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        logits = last_logits(*args)
+        if count in (1, 7):
+            raise KeyboardInterrupt
+        return logits
+
+    monkeypatch.setattr(chat_module, "last_logits", interrupted)
+    for text in ("却说", "曹操"):
+        said = ""
+        answer = chat.say(text)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                said += next(answer)
+        assert chat.turns[-1] == {"role": "assistant", "content": said}
+    monkeypatch.undo()
+    "".join(chat.say("玄德"))
+    assert chat.answer is not None
+    assert chat.answer.ids == anew(chat)
+    assert [turn["role"] for turn in chat.turns] == ["user", "assistant"] * 3
+
+
+def test_an_answer_that_another_follows(model: Transformer, tokenizer: BPETokenizer) -> None:
+    chat = Chat(model, tokenizer, max_new_tokens=20)
+    first, second = chat.say("却说"), chat.say("曹操")
+    next(first)
+    next(second)
+    assert list(first) == []
+    "".join(second)
+    assert chat.answer is not None
+    assert "却说" not in tokenizer.decode(chat.answer.prompt)
+
+
+def test_a_full_context(tokenizer: BPETokenizer, runs: list[int]) -> None:
+    """The oldest turns go, the system message and the last stay, and answers are still equal."""
+    model = tiny(context=100, position="rope")
+    chat = Chat(model, tokenizer, system="abc", max_new_tokens=10)
+    for turn in range(12):
+        before = chat.dropped
+        "".join(chat.say(f"{turn} 却说曹操"))
+        assert chat.answer is not None
+        assert chat.answer.ids == anew(chat)
+        assert len(chat.answer.prompt) <= (75 if chat.dropped == before else 50)
+        assert chat.turns[chat.dropped]["role"] == "user"
+        assert tokenizer.decode(chat.answer.prompt).startswith("<|im_start|>system\nabc")
+    assert 0 < chat.dropped < 24
+    assert len(chat.messages) == 25  # all that was said
+    chat.max_new_tokens = 100
+    "".join(chat.say("却" * 20))
+    assert chat.answer.finish_reason in ("context", "stop")
+    with pytest.raises(InputError, match=r"alone makes \d+ tokens and .* context has 100"):
+        chat.say("却" * 120)
+    assert chat.turns[-1]["role"] == "assistant"
+
+
+def test_the_end_of_the_context_ends_an_answer(tokenizer: BPETokenizer) -> None:
+    for seed in range(4):
+        model = random_model(seed, vocab_size=304, max_seq_len=40)
+        chat = Chat(model, tokenizer, max_new_tokens=100)
+        "".join(chat.say("却说"))
+        assert chat.answer is not None
+        if chat.answer.finish_reason == "context":
+            assert len(chat.answer.prompt) + len(chat.answer.ids) == 40
+            return
+    pytest.fail("no model talked so long")
+
+
+def test_a_cache_that_grows(tokenizer: BPETokenizer) -> None:
+    chat = Chat(tiny(context=4000), tokenizer, max_new_tokens=3)
+    for length in (1, 400, 5, 300):
+        "".join(chat.say("却" * length))
+        assert chat.answer is not None
+        assert chat.answer.ids == anew(chat)
+
+
+def test_refusals(model: Transformer, tokenizer: BPETokenizer) -> None:
+    with pytest.raises(InputError, match="max_new_tokens must be at least 1"):
+        Chat(model, tokenizer, max_new_tokens=0)
+    with pytest.raises(InputError, match="another model's"):
+        Chat(random_model(vocab_size=200), tokenizer)
+    with pytest.raises(InputError, match="the message is empty"):
+        Chat(model, tokenizer).say("")
+    with pytest.raises(InputError, match="temperature"):
+        Chat(model, tokenizer, temperature=-1)
+    silent = train_bpe([TEXT], vocab_size=300)
+    silent.config["chat_template"] = "{{ raise_exception('I do not talk.') }}"
+    with pytest.raises(TokenizerError, match=r"I do not talk\."):
+        Chat(model, silent)

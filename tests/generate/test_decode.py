@@ -158,12 +158,12 @@ def test_stop_strings_end_the_text_before_them(pieces: list[str], stop: list[str
     """The one that is complete first ends it, wherever the pieces' borders are; nothing of it
     was shown before."""
     tokenizer, text, shown = ByteTokenizer(), "".join(pieces), ""
-    tokenizer.pieces = {i: piece.encode() for i, piece in enumerate(pieces)}
+    tokenizer.pieces |= {i: piece.encode() for i, piece in enumerate(pieces)}
     ends = [end for end in range(len(text) + 1) if text[:end].endswith(tuple(stop))]
     expected = text
     if ends:
         expected = min((text[: ends[0]].removesuffix(s) for s in stop), key=len)
-    script = Script([*tokenizer.pieces, EOS], 2)
+    script = Script([*range(len(pieces)), EOS], 2)
     for piece in g.stream(script, tokenizer, "go", stop=stop):
         shown += piece
         assert expected.startswith(shown)

@@ -127,8 +127,16 @@ def test_llama_cpp_on_the_original(
     assert (want.exp() * (want - got)).sum(-1).mean() <= 0.01
 
 
-def test_llama_cpp_answers_the_same_from_q8(exported: Path) -> None:
+def test_llama_cpp_on_q8(real: tuple[g.Transformer, Any], exported: Path, ids: list[int]) -> None:
+    """Its 8-bit activations decide close races otherwise ("The" 0.15, "L" 0.14 after QUESTION,
+    on the original file too), so by divergence here, and by the answer from F32."""
+    want = llama_cpp_logits(exported / "q8.gguf", ids).log_softmax(-1)
+    got = real[0](torch.tensor([ids]))[0].log_softmax(-1)
+    assert (want.exp() * (want - got)).sum(-1).mean() <= 0.01
+
+
+def test_llama_cpp_answers_the_same(exported: Path) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="compiled from source by: make oracles")
-    llm = llama_cpp.Llama(str(exported / "q8.gguf"), n_ctx=1024, verbose=False, n_threads=2)
+    llm = llama_cpp.Llama(str(exported / "f32.gguf"), n_ctx=1024, verbose=False, n_threads=2)
     answer = llm.create_chat_completion(QUESTION, max_tokens=20, temperature=0.0)
     assert answer["choices"][0]["message"]["content"] == "The capital of France is Paris."

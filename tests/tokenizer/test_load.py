@@ -245,6 +245,21 @@ def test_sentencepiece_style_json(tmp_path: Path, metaspace: bool) -> None:
     any_text()
 
 
+def test_a_special_string_that_was_trained_on_stays_text(tmp_path: Path) -> None:
+    """Its merges lead to it, so that its letters would become the special id."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(special_tokens=["<s>"], show_progress=False)
+    backend.train_from_iterator(["<s>", "<s>", "a"], trainer)
+    assert backend.model.tokenize("<s>")[0].id == 0
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.special_ids.isdisjoint(tokenizer.encode("<s>a<s>"))
+    assert tokenizer.decode(tokenizer.encode("<s>a<s>")) == "<s>a<s>"
+    tokenizer.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
+
+
 GPT2_FILES = [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")]
 
 

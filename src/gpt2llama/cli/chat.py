@@ -1,132 +1,198 @@
-"""`gpt2llama chat PATH`."""
+"""`gpt2llama chat PATH`: one answer, or a conversation, in a terminal or through a pipe."""
 
 from __future__ import annotations
 
+import contextlib
 import json as jsonlib
+import os
+import secrets
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import FileError, Gpt2LlamaError, TokenizerError
+from ..errors import DataError, FileError, Gpt2LlamaError
 from ._print import Json, print_json, tell
+from ._text import read_text
 
 if TYPE_CHECKING:
     from ..generate.chat import Chat
 
 app = typer.Typer(add_completion=False)
 
-HELP = "/reset  /system TEXT  /save FILE  /help  /exit; Ctrl-C stops an answer"
+HELP = """\
+/reset         forget what was said
+/system TEXT   from now on with this system message; without a text, with none
+/save FILE     the messages as JSON
+/help          this
+/exit          leave; so does the end of the input
+Ctrl-C stops an answer; twice, it leaves."""
 
 
 @app.command()
 def chat(
     path: Annotated[str, typer.Argument(help="A model: folder, file, asset or hub id.")],
-    prompt: Annotated[str | None, typer.Option(help="Answer this and end.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Answer this once; - reads stdin.")] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="chatml, llama-3, llama-2, or a Jinja file.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 512,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest.")] = 0.7,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Only the k likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only the likeliest, up to p.")] = 0.9,
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest, up to p.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Not below p × the likeliest.")] = None,
     repetition_penalty: Annotated[float, typer.Option(help="1 is none.")] = 1.0,
     seed: Annotated[int | None, typer.Option(min=0, help="The same answers each time.")] = None,
     json: Json = False,
 ) -> None:
-    """Talk to a model. Piped, each line of stdin is one message; answers go to stdout."""
+    """Talk with a model. Each line of stdin is a message; /help lists the commands."""
+    if json and prompt is None:
+        raise typer.BadParameter("--json prints one answer: it needs --prompt")
+    text = read_text(prompt) if prompt == "-" else prompt
     from ..generate.chat import Chat
+    from ..tokenizer import BPETokenizer
+    from ..tokenizer.chat import BUILT_IN
     from ._model import load_with_tokenizer
 
     model, tokenizer = load_with_tokenizer(path)
-    if tokenizer.chat_template is None:
-        raise TokenizerError(f"{path} has no chat template; use gpt2llama generate")
+    if template is not None and isinstance(tokenizer, BPETokenizer):
+        tokenizer.config["chat_template"] = BUILT_IN.get(template) or read_text(template)
     talk = Chat(
         model,
         tokenizer,
-        system,
+        system=system,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    if prompt is not None:
-        _answer(talk, prompt, json)
-        return
-    at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if at_terminal:
-        tell(HELP)
-    while (line := _read(at_terminal)) is not None:
-        try:
-            if line.startswith("/"):
-                if line == "/exit":
-                    return
-                _command(talk, line)
-            elif line:
-                _answer(talk, line, json)
-        except Gpt2LlamaError as error:  # the chat goes on
-            tell(f"gpt2llama: {error}")
-
-
-def _read(at_terminal: bool) -> str | None:
-    """The next line, or None at the end of the input."""
-    try:
-        return input("> " if at_terminal else "").strip()
-    except (EOFError, KeyboardInterrupt):
-        return None
-
-
-def _answer(talk: Chat, text: str, json: bool) -> None:
-    dropped, begun, pieces = talk.dropped, time.perf_counter(), list[str]()
-    try:
-        for piece in talk.say(text):
-            pieces.append(piece)
-            if not json:
-                print(piece, end="", flush=True)
-    except KeyboardInterrupt:
-        tell("\nstopped")
-    rate = talk.new_tokens / (time.perf_counter() - begun)
-    if json:
+    if text is None:
+        converse(talk)
+    elif json:
+        start = time.perf_counter()
+        answer = "".join(talk.say(text))
+        seconds = time.perf_counter() - start
+        assert talk.answer is not None
         print_json(
             {
-                "text": "".join(pieces),
-                "prompt_tokens": talk.prompt_tokens,
-                "new_tokens": talk.new_tokens,
-                "finish_reason": talk.finish_reason,
-                "tokens_per_second": rate,
+                "text": answer,
+                "prompt_tokens": len(talk.answer.prompt),
+                "new_tokens": len(talk.answer.ids),
+                "finish_reason": talk.answer.finish_reason,
+                "tokens_per_second": len(talk.answer.ids) / seconds,
             }
         )
-        return
-    print()
-    tell(f"{talk.prompt_tokens} + {talk.new_tokens} tokens, {rate:.1f} tokens/s")
-    if talk.dropped > dropped:
-        tell(f"the context of {talk.context} tokens is full: the oldest messages were dropped")
-    if talk.finish_reason == "length":
-        tell(f"stopped at {talk.max_new_tokens} tokens (-n)")
-
-
-def _command(talk: Chat, line: str) -> None:
-    name, _, rest = line.partition(" ")
-    if name == "/reset":
-        kept = [m["content"] for m in talk.messages if m["role"] == "system"]
-        talk.reset(kept[0] if kept else None)
-    elif name == "/system":
-        talk.reset(rest.strip() or None)
-    elif name == "/save" and rest.strip():
-        _save(talk, Path(rest.strip()))
     else:
+        answer_aloud(talk, text)
+
+
+def converse(talk: Chat) -> None:
+    """Until /exit, the end of the input, or a second Ctrl-C in a row."""
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if terminal:
+        tell("/help lists the commands.")
+    lines, stopped = read_lines(terminal), False
+    while True:
+        try:
+            line = next(lines, "/exit")
+            stopped = False
+            if line.strip() == "/exit":
+                return
+            if line.startswith("/"):
+                obey(talk, line)
+            elif line.strip():
+                answer_aloud(talk, line)
+        except KeyboardInterrupt:
+            print(flush=True)
+            if stopped:
+                return
+            stopped, lines = True, read_lines(terminal)
+            tell("Stopped; Ctrl-C again leaves.")
+        except Gpt2LlamaError as error:
+            if not terminal:
+                raise
+            tell(str(error))
+
+
+def read_lines(terminal: bool) -> Iterator[str]:
+    if terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # arrow keys and history in input()
+    while True:
+        try:
+            if terminal:
+                line = input("> ")
+            elif raw := sys.stdin.buffer.readline():
+                line = raw.decode("utf-8").rstrip("\r\n")
+            else:
+                return
+        except EOFError:
+            print()
+            return
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"a line of stdin is not UTF-8 at byte {error.start}; convert the text, for "
+                "example from GB18030 with iconv"
+            ) from None
+        yield line
+
+
+def obey(talk: Chat, line: str) -> None:
+    command, _, rest = line.partition(" ")
+    if command == "/reset":
+        talk.reset()
+        tell("Forgotten.")
+    elif command == "/system":
+        talk.system = rest.strip() or None
+        tell("The system message is set." if talk.system else "There is no system message.")
+    elif command == "/save":
+        save(talk.messages, rest.strip())
+        tell(f"Saved {len(talk.messages)} messages to {rest.strip()}")
+    elif command == "/help":
         tell(HELP)
+    else:
+        tell(f"There is no {command}; /help lists the commands. A message may begin with a space.")
 
 
-def _save(talk: Chat, path: Path) -> None:
+def answer_aloud(talk: Chat, text: str) -> None:
+    start, dropped = time.perf_counter(), talk.dropped
+    for piece in talk.say(text):
+        print(piece, end="", flush=True)
+    print(flush=True)
+    seconds = time.perf_counter() - start
+    assert talk.answer is not None
+    count = len(talk.answer.ids)
+    tell(f"{count} tokens, {count / seconds:.1f} tokens/s")
+    if talk.dropped > dropped:
+        tell(f"The context is full: the oldest {talk.dropped} messages are left out.")
+    if talk.answer.finish_reason == "length":
+        tell(f"Cut off at {count} tokens; -n sets how many.")
+    elif talk.answer.finish_reason == "context":
+        tell(f"Cut off at the model's context of {talk.model.config.max_seq_len} tokens.")
+
+
+def save(messages: list[dict[str, str]], name: str) -> None:
+    """Raises FileError: for a file that exists, or cannot be written."""
+    if not name:
+        raise FileError("/save needs the name of a file")
+    path = Path(name)
+    if path.exists():
+        raise FileError(f"{path} exists; choose another name")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with path.open("x", encoding="utf-8") as file:
-            jsonlib.dump(talk.messages, file, ensure_ascii=False, indent=2)
-    except FileExistsError:
-        raise FileError(f"{path} exists; name another file") from None
+        with partial.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(jsonlib.dumps(messages, ensure_ascii=False, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
     except OSError as error:
-        path.unlink(missing_ok=True)
-        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
-    tell(f"{len(talk.messages)} messages in {path}")
+        raise FileError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A conversation whose KV cache stays: each turn runs only what the last one did not."""
+"""A chat that keeps its KV cache: a turn runs only the tokens that the last one did not."""
 
 from __future__ import annotations
 
@@ -12,111 +12,132 @@ from ..errors import InputError
 from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
 from ..tokenizer import Tokenizer
-from .decode import Completion, FinishReason, last_logits
+from .decode import Completion, last_logits
 from .sampling import SamplingConfig, sample
 
 
 class Chat:
-    """`for piece in chat.say("…")` streams the answer and adds both to `messages`.
+    """Turns of one conversation, with greedy answers equal to those without a cache.
 
-    Greedy answers are those of a fresh run of the whole chat. When `messages` and `max_new_tokens`
-    do not fit `context` (None: the model's, at most 8,192), the oldest questions are dropped with
-    their answers, but not the system message; `dropped` counts the messages. sampling: fields of
-    SamplingConfig.
+    A prompt of more than three quarters of the model's context loses its oldest turns, until it
+    takes half; the system message stays. `messages` has them all, `dropped` counts those left out.
+    An answer that is interrupted, or whose iterator is closed, counts as what it said so far.
     """
 
     def __init__(
         self,
         model: Transformer,
         tokenizer: Tokenizer,
-        system: str | None = None,
         *,
+        system: str | None = None,
         max_new_tokens: int = 512,
-        context: int | None = None,
         **sampling: Any,
     ) -> None:
+        """sampling: fields of SamplingConfig. TokenizerError where there is no chat format."""
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens must be at least 1 (got {max_new_tokens})")
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise InputError("the tokenizer has more ids than the model; is it another model's?")
+        tokenizer.apply_chat([_message("user", "")])
         self.model, self.tokenizer = model, tokenizer
-        longest = model.config.max_seq_len
-        self.context = min(longest, context or min(longest, 8192))
-        self.max_new_tokens = min(max_new_tokens, max(1, self.context // 2))
+        self.system, self.max_new_tokens = system, max_new_tokens
         self.sampling = SamplingConfig(**sampling)
-        weight = model.embed_tokens.weight
-        self._cache = KVCache(model.config, 1, self.context, weight.dtype, weight.device)
-        self._generator = self.sampling.generator(weight.device)
-        self.reset(system)
+        self._cache: KVCache | None = None
+        self._held: list[int] = []  # the ids in the cache, or the first of them
+        self.reset()
 
-    def reset(self, system: str | None = None) -> None:
-        """An empty chat, with this system message if there is one."""
-        self.messages = [{"role": "system", "content": system}] if system else []
+    def reset(self) -> None:
+        """Forgets the turns, but not the system message; the seed begins again."""
+        self.turns: list[dict[str, str]] = []
         self.dropped = 0
-        self.finish_reason: FinishReason | None = None
-        self.prompt_tokens = self.new_tokens = 0
-        self._held: list[int] = []  # what the cache holds
+        self.answer: Completion | None = None  # the last one, with its prompt and finish_reason
+        self._generator = self.sampling.generator(self.model.embed_tokens.weight.device)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [*self._system(), *self.turns]
 
     def say(self, text: str) -> Iterator[str]:
-        """The answer, piece by piece. Left early, it stays in `messages` as far as it came.
+        """The answer, piece by piece; a piece never splits a character.
 
-        Raises InputError for a text too long for the context, which is then not added.
+        It ends at a stop id of the tokenizer's, max_new_tokens, or the model's context. Raises
+        InputError, and leaves the chat as it was, for a text that is empty or too long.
         """
         if not text:
             raise InputError("the message is empty; say something")
-        messages = [*self.messages, {"role": "user", "content": text}]
-        messages, ids = self._fitting(messages)
-        self.dropped += len(self.messages) + 1 - len(messages)
-        self.messages = messages
-        return self._answer(ids)
+        return self._answer(text, self._prompt([*self.turns, _message("user", text)]))
 
-    def _fitting(self, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[int]]:
-        """The messages without the oldest turns, as many as must go, and their ids."""
-        first = 1 if messages[0]["role"] == "system" else 0
+    def _system(self) -> list[dict[str, str]]:
+        return [] if self.system is None else [_message("system", self.system)]
+
+    def _prompt(self, turns: list[dict[str, str]]) -> list[int]:
+        context, dropped = self.model.config.max_seq_len, self.dropped
+        most = context * 3 // 4
         while True:
-            ids = self.tokenizer.apply_chat(messages)
-            if len(ids) + self.max_new_tokens <= self.context:
-                return messages, ids
-            if len(messages) == first + 1:
-                raise InputError(
-                    f"the message makes a prompt of {len(ids)} tokens and the context is "
-                    f"{self.context}, {self.max_new_tokens} of them for the answer; shorten it"
-                )
-            messages = messages[:first] + messages[first + 2 :]
+            ids = self.tokenizer.apply_chat([*self._system(), *turns[dropped:]])
+            if len(ids) <= most or dropped == len(turns) - 1:
+                break
+            most = context // 2
+            dropped = next(i for i in range(dropped + 1, len(turns)) if turns[i]["role"] == "user")
+        if len(ids) >= context:
+            raise InputError(
+                f"this message alone makes {len(ids)} tokens and the model's context has "
+                f"{context}; shorten it or the system message"
+            )
+        self.dropped = dropped
+        return ids
 
-    def _answer(self, ids: list[int]) -> Iterator[str]:
-        answer = Completion(ids, self.tokenizer, stop=())
-        self.prompt_tokens, self.new_tokens, self.finish_reason = len(ids), 0, None
-        try:
-            for _ in self._tokens(ids, answer):
-                if piece := answer.take():
-                    yield piece
-        finally:
-            self.new_tokens, self.finish_reason = len(answer.ids), answer.finish_reason
-            if answer.finish_reason is None:
-                answer.finish("stop")
-            self.messages.append({"role": "assistant", "content": answer.text})
-
-    def _tokens(self, ids: list[int], answer: Completion) -> Iterator[None]:
-        device = self.model.embed_tokens.weight.device
-        pairs = zip(self._held, ids[:-1], strict=False)
-        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        vocab, seen = self.tokenizer.vocab_size, None
-        self._cache.truncate(same)
-        del self._held[same:]
-        new = ids[same:]
-        while answer.finish_reason is None:
-            with torch.inference_mode():
-                logits = last_logits(
-                    self.model, torch.tensor([new], device=device), self._cache
-                )[:, :vocab]  # fmt: skip
-                self._held += new
-                if self.sampling.repetition_penalty != 1:
-                    seen = torch.zeros_like(logits, dtype=torch.bool)
-                    seen[0, self._held] = True
-                token = int(sample(logits, self.sampling, self._generator, seen)[0])
-                logprob = logits.log_softmax(-1)[0, token].item()
-            if token in self.tokenizer.stop_ids:
+    @torch.inference_mode()
+    def _answer(self, text: str, ids: list[int]) -> Iterator[str]:
+        message = _message("assistant", "")
+        self.turns += [_message("user", text), message]
+        answer = self.answer = Completion(ids, self.tokenizer, stop=())
+        logits = self._run(ids[self._rewind(ids) :])
+        vocab_size, seen = self.tokenizer.vocab_size, None
+        if self.sampling.repetition_penalty != 1:
+            seen = torch.zeros_like(logits[:, :vocab_size], dtype=torch.bool)
+            seen[0, ids] = True
+        while True:
+            id = int(sample(logits[:, :vocab_size], self.sampling, self._generator, seen))
+            if id in self.tokenizer.stop_ids:
                 answer.finish("stop")
             else:
-                answer.add(token, logprob)
+                answer.add(id, float(logits.log_softmax(-1)[0, id]))
                 if len(answer.ids) == self.max_new_tokens:
                     answer.finish("length")
-            new = [token]
-            yield
+                elif len(ids) + len(answer.ids) == self.model.config.max_seq_len:
+                    answer.finish("context")
+            if piece := answer.take():
+                message["content"] += piece
+                yield piece
+            if answer.finish_reason is not None or self.answer is not answer:  # another began
+                return
+            if seen is not None:
+                seen[0, id] = True
+            logits = self._run([id])
+
+    def _rewind(self, ids: list[int]) -> int:
+        """Takes the cache back to what it shares with `ids`, but for the last; says how many."""
+        context, weight = self.model.config.max_seq_len, self.model.embed_tokens.weight
+        room = min(len(ids) + self.max_new_tokens, context)
+        if self._cache is None or self._cache.max_len < room:  # a larger one is filled anew
+            room = min(max(2 * room, 1024), context)
+            self._held = []
+            self._cache = KVCache(self.model.config, 1, room, weight.dtype, weight.device)
+        pairs = zip(self._held, ids[:-1], strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        del self._held[shared:]
+        self._cache.truncate(shared)
+        return shared
+
+    def _run(self, ids: list[int]) -> torch.Tensor:
+        """Appends to the cache; logits (1, V) after the last id."""
+        assert self._cache is not None
+        batch = torch.tensor([ids], device=self.model.embed_tokens.weight.device)
+        logits = last_logits(self.model, batch, self._cache)
+        self._held += ids
+        return logits
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

@@ -172,7 +172,7 @@ class Completion(Generation):
     def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer, stop: Sequence[str]) -> None:
         super().__init__(prompt)
         self.text = ""
-        self._decoder, self._stop = StreamDecoder(tokenizer), stop
+        self._decoder, self._stop = StreamDecoder(tokenizer, after=prompt), stop
         self._held, self._taken = "", 0
 
     def add(self, token: int, logprob: float) -> None:

@@ -58,7 +58,7 @@ class BPETokenizer:
     """
 
     def __init__(self, backend: Backend, config: Mapping[str, Any]) -> None:
-        backend.encode_special_tokens = True  # special strings in a text are text
+        backend = _text_stays_text(backend)
         backend.no_truncation()
         backend.no_padding()
         self._backend, self._config = backend, dict(config)
@@ -265,8 +265,8 @@ def assembled(backend: Backend, config: Mapping[str, Any]) -> BPETokenizer:
     saved_as = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     tokenizer = BPETokenizer(backend, {**config, **saved_as})
     if tokenizer.adds_bos and (id := tokenizer.bos_id) is not None:
-        bos = backend.id_to_token(id)
-        backend.post_processor = processors.TemplateProcessing(
+        bos = tokenizer._backend.id_to_token(id)
+        tokenizer._backend.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", f"{bos}:1", "$B:1"], special_tokens=[(bos, id)]
         )
     return tokenizer
@@ -280,6 +280,24 @@ def byte_alphabet() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in printable]
     stand_ins = {chr(256 + i): byte for i, byte in enumerate(others)}
     return {chr(byte): byte for byte in printable} | stand_ins
+
+
+def _text_stays_text(backend: Backend) -> Backend:
+    """No special string in a text is taken for its id, nor is merged into it."""
+    backend.encode_special_tokens = True
+    added = backend.get_added_tokens_decoder()
+    specials = {token.content: id for id, token in added.items() if token.special}
+    with library_errors("its special strings cannot be read"):
+        merged = {name: [token.id for token in backend.model.tokenize(name)] for name in specials}
+    wrong = {name for name, id in specials.items() if merged[name] == [id]}
+    if not wrong:
+        return backend
+    state = json.loads(backend.to_str())
+    merges = state["model"].get("merges", [])
+    state["model"]["merges"] = [pair for pair in merges if "".join(pair) not in wrong]
+    backend = Backend.from_str(json.dumps(state))
+    backend.encode_special_tokens = True
+    return backend
 
 
 def _style(backend: Backend) -> tuple[bool, bool]:
