@@ -150,7 +150,8 @@ def test_weights_and_tokenizer_that_do_not_belong_together(say: Say, files: File
 
 def test_a_model_that_is_not_there(say: Say, files: Files) -> None:
     assert "is not there" in say("generate", files / "nowhere", "曹操")
-    assert "text.txt is no GGUF file" in say("eval", files / "text.txt", "--text", files / "text.txt")
+    text = files / "text.txt"
+    assert "text.txt is no GGUF file" in say("eval", text, "--text", text)
     assert "config.json" in say("generate", files.data, "曹操")
     for missing in (files / "nowhere.txt", files.folder):
         assert f"cannot read {missing}" in say("eval", files / "model", "--text", missing)
