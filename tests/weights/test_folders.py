@@ -135,6 +135,20 @@ def test_tokenizer_travels_along(tokenizer: BPETokenizer, tmp_path: Path) -> Non
         load(tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("ends", "more"), [(7, {7}), ([9, 5], {5, 9}), (None, set()), ([10**9], set())]
+)
+def test_stop_ids_of_the_generation_config(
+    ends: Any, more: set[int], tokenizer: BPETokenizer, tmp_path: Path
+) -> None:
+    save(make(), tokenizer, tmp_path / "out", format="hf")
+    text = json.dumps({"eos_token_id": ends})
+    (tmp_path / "out" / "generation_config.json").write_text(text, encoding="utf-8")
+    back = load(tmp_path / "out")[1]
+    assert back is not None
+    assert back.stop_ids == tokenizer.stop_ids | more
+
+
 @pytest.mark.parametrize("format", ["gpt2llama", "hf"])
 def test_tokenizer_larger_than_the_table(
     format: str, tokenizer: BPETokenizer, tmp_path: Path

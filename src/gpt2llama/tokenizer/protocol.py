@@ -19,9 +19,8 @@ class Tokenizer(Protocol):
     def eos_id(self) -> int | None:
         """Ends a document; also what stands between two in training."""
 
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Generation ends at any of these."""
+    stop_ids: frozenset[int]
+    """Generation ends at any of these; a model's generation_config.json may add some."""
 
     @property
     def adds_bos(self) -> bool:

@@ -167,6 +167,11 @@ def _read_tokenizer(folder: Path, fingerprint: str | None) -> Tokenizer | None:
             f"{folder}: the model was saved with tokenizer {fingerprint}, but tokenizer.json is "
             f"{tokenizer.fingerprint}; put back the one it was trained with"
         )
+    if (folder / "generation_config.json").is_file():
+        ends = read_json(folder / "generation_config.json").get("eos_token_id")
+        for id in ends if isinstance(ends, list) else [ends]:
+            if isinstance(id, int) and 0 <= id < tokenizer.vocab_size:
+                tokenizer.stop_ids |= {id}
     return tokenizer
 
 
