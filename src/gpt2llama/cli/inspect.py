@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..assets import ASSETS
 from ..model.config import ModelConfig
 from ..model.presets import preset, presets
 from ..plan import kv_bytes_per_token, parameters
@@ -82,7 +83,7 @@ def inspect(
 def _config(
     path: str, ignore_keys: list[str] | tuple[()], rope_factor: float | None
 ) -> tuple[ModelConfig, Opened | None]:
-    if path in presets() and not Path(path).exists():
+    if path in presets() and path not in ASSETS and not Path(path).exists():
         return preset(path), None
     opened = open_model(path, ignore_keys, rope_factor)
     return opened.config, opened
