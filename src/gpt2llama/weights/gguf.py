@@ -9,14 +9,13 @@ computation (`_INERT`), or is refused by name. No torch before a tensor is read.
 from __future__ import annotations
 
 import math
-import reprlib
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, InputError, TokenizerError
 from ..model.config import (
@@ -38,6 +37,7 @@ from .gguf_file import (
     shortest,
     write_file,
 )
+from .keys import plain, refuse
 from .opened import Opened, TensorInfo
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def config_from_gguf(
     fields["vocab_size"], fields["tie_embeddings"] = shapes[_TABLE][0], _HEAD not in shapes
     original = left.pop("rope.scaling.original_context_length", None)
     fields["rope_scaling"] = _read_scaling(left, original or fields["max_seq_len"])
-    cfg = _plain(ModelConfig(**fields))
+    cfg = plain(ModelConfig(**fields))
     for field, value in architecture.fixed.items():
         if getattr(cfg, field) != value:
             raise ConfigError(f"{name} with {field}={fields[field]!r} is not known here")
@@ -183,9 +183,9 @@ def config_from_gguf(
     must = {**_MUST_BE, **dict.fromkeys(sizes, cfg.head_size)}
     for key, value in left.items():
         if key in must and value != must[key]:
-            _refuse(prefix + key, value, f"is beyond this model, which has {must[key]!r}")
+            refuse(prefix + key, value, f"is beyond this model, which has {must[key]!r}")
         if key not in must and key not in _INERT:
-            _refuse(prefix + key, value, "is not known here")
+            refuse(prefix + key, value, "is not known here")
     if rope_factors is not None:
         cfg = cfg.replace(rope_scaling=_llama3_of(rope_factors, cfg, original))
     return cfg
@@ -208,7 +208,7 @@ def config_to_gguf(cfg: ModelConfig) -> Metadata:
 
 def architecture_of(cfg: ModelConfig) -> str:
     """The first that can express every switch of `cfg`; ConfigError names what none can."""
-    cfg, in_the_way = _plain(cfg), {}
+    cfg, in_the_way = plain(cfg), {}
     for name, architecture in ARCHITECTURES.items():
         wrong = [f for f, value in architecture.fixed.items() if getattr(cfg, f) != value]
         if not _expressible(cfg, name):
@@ -359,23 +359,8 @@ def _same_in_all_layers(key: str, value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if not value or any(other != value[0] for other in value):
-        _refuse(key, value, "differs from layer to layer, which is beyond this model")
+        refuse(key, value, "differs from layer to layer, which is beyond this model")
     return value[0]
-
-
-def _refuse(key: str, value: object, why: str) -> NoReturn:
-    raise ConfigError(
-        f"{key}={reprlib.repr(value)} {why}; "
-        f"ignore_keys=({key!r},) loads the model as if it were not there"
-    )
-
-
-def _plain(cfg: ModelConfig) -> ModelConfig:
-    """`n_kv_heads` and `head_dim` that say what None says become None."""
-    return cfg.replace(
-        n_kv_heads=None if cfg.n_kv_heads == cfg.n_heads else cfg.n_kv_heads,
-        head_dim=None if cfg.head_size * cfg.n_heads == cfg.d_model else cfg.head_dim,
-    )
 
 
 def _read_scaling(left: Metadata, original: Any) -> RopeScaling | None:

@@ -7,16 +7,16 @@ Every key of a config.json is read (`Family.keys`), must have the one value the 
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, FileError, WeightsError
 from ..model.config import ModelConfig, NTKScaling
 from .families import ACTIVATIONS, FAMILIES, INERT_KEYS, MUST_BE, SCALINGS
 from .files import read_headers, read_json, read_tensor, write_json, write_tensors
+from .keys import plain, refuse
 from .opened import Opened
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def config_from_hf(values: dict[str, Any], ignore_keys: Collection[str] = ()) ->
         read = _read({key: value for key, value in values.items() if key not in ignore_keys})
     except TypeError as error:
         raise ConfigError(f"a key has a value of the wrong type: {error}") from error
-    return _plain(ModelConfig(**read))
+    return plain(ModelConfig(**read))
 
 
 def config_to_hf(cfg: ModelConfig) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def config_to_hf(cfg: ModelConfig) -> dict[str, Any]:
 
 def family_of(cfg: ModelConfig) -> str:
     """The first family that can express every switch of `cfg`; ConfigError names what none can."""
-    cfg = _plain(cfg)
+    cfg = plain(cfg)
     in_the_way: dict[str, list[str]] = {}
     for name, family in FAMILIES.items():
         wrong = [field for field, value in family.fixed.items() if getattr(cfg, field) != value]
@@ -202,11 +202,11 @@ def _read(left: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"the key {key!r} is missing")
         if fields == "activation":
             if value not in ACTIVATIONS:
-                _refuse(key, value, f"is none of {', '.join(ACTIVATIONS)}")
+                refuse(key, value, f"is none of {', '.join(ACTIVATIONS)}")
             value = ACTIVATIONS[value]
         for field in fields.split():
             if read.setdefault(field, value) != value and key in given:
-                _refuse(key, value, f"disagrees with {field}={read[field]!r}")
+                refuse(key, value, f"disagrees with {field}={read[field]!r}")
     if read["d_ff"] is None:
         read["d_ff"] = 4 * read["d_model"]
     if read["position"] == "rope":
@@ -215,25 +215,10 @@ def _read(left: dict[str, Any]) -> dict[str, Any]:
         read["sliding_window"] = _read_qwen_window(left, read["n_layers"])
     for key, value in left.items():
         if key in MUST_BE and value != MUST_BE[key]:
-            _refuse(key, value, f"is beyond this model, which has {MUST_BE[key]!r}")
+            refuse(key, value, f"is beyond this model, which has {MUST_BE[key]!r}")
         if key not in MUST_BE and key not in INERT_KEYS:
-            _refuse(key, value, "is not known here")
+            refuse(key, value, "is not known here")
     return read
-
-
-def _refuse(key: str, value: object, why: str) -> NoReturn:
-    raise ConfigError(
-        f"{key}={reprlib.repr(value)} {why}; "
-        f"ignore_keys=({key!r},) loads the model as if it were not there"
-    )
-
-
-def _plain(cfg: ModelConfig) -> ModelConfig:
-    """`n_kv_heads` and `head_dim` that say what None says become None."""
-    return cfg.replace(
-        n_kv_heads=None if cfg.n_kv_heads == cfg.n_heads else cfg.n_kv_heads,
-        head_dim=None if cfg.head_size * cfg.n_heads == cfg.d_model else cfg.head_dim,
-    )
 
 
 def _read_rope(left: dict[str, Any], max_seq_len: int) -> tuple[Any, dict[str, Any] | None]:
@@ -241,10 +226,10 @@ def _read_rope(left: dict[str, Any], max_seq_len: int) -> tuple[Any, dict[str, A
     theta = left.pop("rope_theta", 10000.0)
     old, new = left.pop("rope_scaling", None), left.pop("rope_parameters", None)
     if old and new:
-        _refuse("rope_scaling", old, "stands beside rope_parameters")
+        refuse("rope_scaling", old, "stands beside rope_parameters")
     rope = old or new or {}
     if not isinstance(rope, dict):
-        _refuse("rope_scaling", rope, "is no object")
+        refuse("rope_scaling", rope, "is no object")
     rope = {key: value for key, value in rope.items() if value is not None}
     theta = rope.pop("rope_theta", theta)
     kind = rope.pop("type", "default")
@@ -286,7 +271,7 @@ def _read_qwen_window(left: dict[str, Any], n_layers: int) -> Any:
     if kinds is not None:
         windowed = {kind == "sliding_attention" for kind in kinds}
     if len(windowed) > 1:
-        _refuse("use_sliding_window", used, "is for some layers only, ours all have it or none")
+        refuse("use_sliding_window", used, "is for some layers only, ours all have it or none")
     return width if windowed == {True} else None
 
 

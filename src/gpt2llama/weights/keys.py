@@ -1,11 +1,13 @@
-"""A foreign object of settings as a dataclass: every key is read, inert, or refused by name."""
+"""Foreign settings: every key is read, inert, or refused by name."""
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..errors import CheckedFields, ConfigError, did_you_mean, field_names
+from ..model.config import ModelConfig
 
 _Fields = TypeVar("_Fields", bound=CheckedFields)
 
@@ -25,3 +27,18 @@ def read_keys(
             f"ignore_keys=({key!r},) loads the model as if it were not there"
         )
     return cls.from_dict({key: value for key, value in left.items() if value is not None})
+
+
+def refuse(key: str, value: object, why: str) -> NoReturn:
+    raise ConfigError(
+        f"{key}={reprlib.repr(value)} {why}; "
+        f"ignore_keys=({key!r},) loads the model as if it were not there"
+    )
+
+
+def plain(cfg: ModelConfig) -> ModelConfig:
+    """`n_kv_heads` and `head_dim` that say what None says become None."""
+    return cfg.replace(
+        n_kv_heads=None if cfg.n_kv_heads == cfg.n_heads else cfg.n_kv_heads,
+        head_dim=None if cfg.head_size * cfg.n_heads == cfg.d_model else cfg.head_dim,
+    )
