@@ -233,6 +233,14 @@ def test_a_head_beside_a_tied_embedding(cfg: ModelConfig, tmp_path: Path) -> Non
         load(out)
 
 
+def test_one_tensor_under_two_names(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    save(make(GPT2), None, out, format="hf")
+    edit(out, lambda state: state.update({"ln_f.weight": torch.ones(8)}))
+    with pytest.raises(WeightsError, match=r"both (transformer\.)?ln_f\.weight and .*one tensor"):
+        load(out)
+
+
 def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
     out = tmp_path / "out"
     save(make(SCALED), None, out, format="hf")

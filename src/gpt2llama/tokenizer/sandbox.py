@@ -147,7 +147,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: self._counted(FILTERS[name]) for name in _FILTERS.split()}
         self.filters |= {"join": self.join, "replace": self.replace, "string": self.text}
         self.filters |= {"tojson": self.tojson, "made": self.made, "each": self.each}
-        self.tests = {name: self._counted(test) for name, test in TESTS.items()}  # type: ignore
+        self.tests = {name: self._counted(test) for name, test in TESTS.items()}  # type: ignore  # wraps each
         self.globals = {
             "dict": lambda *args, **kwargs: dict(*args, **kwargs),
             "namespace": Namespace,

@@ -20,7 +20,7 @@ class HashedDropout(nn.Dropout):
         if not self.training or self.p == 0:
             return x
         drawn = torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=x.device)
-        dropped: Tensor = _Drop.apply(x, drawn, self.p)  # type: ignore[no-untyped-call]
+        dropped: Tensor = _Drop.apply(x, drawn, self.p)  # type: ignore[no-untyped-call]  # torch
         return dropped
 
 

@@ -56,7 +56,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def read_headers(path: Path) -> dict[str, TensorInfo]:
     """Name -> shape and dtype, without torch."""
     with _opened(path, "numpy") as file:
-        parts = ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118
+        parts = ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118  # no dict
         return {
             name: TensorInfo(tuple(part.get_shape()), _dtype(part.get_dtype()))
             for name, part in parts

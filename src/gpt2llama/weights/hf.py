@@ -130,7 +130,13 @@ def open_model(folder: Path, ignore_keys: Collection[str]) -> Opened:
     family: str = values["model_type"]
     found = {name: tensor for path in files for name, tensor in read_headers(path).items()}
     place = {name: path for path in files for name in read_headers(path)}
-    full = {_full_name(n, family): n for n in found if not _BUFFERS.search(n)}
+    full: dict[str, str] = {}
+    for theirs in found:
+        name = _full_name(theirs, family)
+        if name in full:
+            raise WeightsError(f"{folder} has both {full[name]} and {theirs}, which are one tensor")
+        if not _BUFFERS.search(theirs):
+            full[name] = theirs
     head = "lm_head.weight"
     table = _full_name(_rename("embed_tokens.weight", FAMILIES[family].names), family)
     if conv1d := sum(map(_is_conv1d, full)):
