@@ -117,6 +117,36 @@ def test_held_out_windows_predict_each_token_once_in_order(
         assert torch.equal(one.targets, other.targets)
 
 
+@given(
+    st.integers(0, 60),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.integers(1, 5),
+    st.none() | st.just(99),
+)
+@settings(deadline=None)
+def test_overlapping_windows_predict_each_token_once_with_enough_before_it(
+    count: int, seq_len: int, stride: int, batch_size: int, start_id: int | None
+) -> None:
+    stride, stream, targets = min(stride, seq_len), list(range(count)), []
+    for batch in held_out_windows(stream, seq_len, start_id, batch_size, stride):
+        valid = batch.targets != -100
+        for row, places in zip(batch.targets, valid, strict=True):
+            targets += row[places].tolist()
+            later = places.any() and row[places].min() >= seq_len + (start_id is None)
+            context = int(places.int().argmax()) if places.any() else 0
+            assert context == (seq_len - stride if later else 0)
+        before = torch.where(batch.targets == 0, 99, batch.targets - 1)
+        assert torch.equal(batch.ids[valid], before[valid])
+    assert targets == stream[0 if start_id is not None else 1 :]
+
+
+def test_a_stride_beyond_the_window_is_refused() -> None:
+    for wrong in (0, 11):
+        with pytest.raises(InputError, match=f"stride must be from 1 to .* 10 .got {wrong}."):
+            next(held_out_windows([1, 2], 10, 0, 1, wrong))
+
+
 def _tokens(stream: list[int]) -> Tokens:
     half = len(stream) // 2
     return Tokens([np.array(part, np.uint16) for part in (stream[:half], stream[half:])], 100)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +65,44 @@ def test_every_token_once(tokenizer: Tokenizer, starts: bool) -> None:
         other = evaluate_text(model, used, TEXT, batch_size)
         assert (other.tokens, other.bytes) == (score.tokens, score.bytes)
         assert other.bits_per_byte == pytest.approx(score.bits_per_byte, rel=1e-6)
+
+
+@pytest.mark.parametrize("stride", [1, 5, 11])
+def test_a_sliding_window_gives_each_token_its_context(tokenizer: Tokenizer, stride: int) -> None:
+    """Against each token predicted by itself from what its window holds before it."""
+    model, ids, nats = make_model(), tokenizer.encode(TEXT), 0.0
+    stream = [int(tokenizer.bos_id or 0), *ids]
+    for at in range(len(ids)):
+        window = 0 if at < 12 else 1 + (at - 12) // stride
+        with torch.no_grad():
+            logits = model(torch.tensor([stream[window * stride : at + 1]]))[0, -1]
+        nats -= logits.log_softmax(-1)[ids[at]].item()
+    score = evaluate_text(model, tokenizer, TEXT, stride=stride)
+    assert score.tokens == len(ids)
+    assert score.nats == pytest.approx(nats, rel=1e-5)
+
+
+def test_the_head_in_parts_gives_the_same(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(logit_softcap=5.0)
+    whole = evaluate_text(model, tokenizer, TEXT)
+    monkeypatch.setattr("gpt2llama.train.metrics._AT_ONCE", 7 * 300)
+    assert evaluate_text(model, tokenizer, TEXT).nats == pytest.approx(whole.nats, rel=1e-6)
+
+
+def test_batches_are_watched(tokenizer: Tokenizer) -> None:
+    seen: list[int] = []
+    watched: list[int] = []
+
+    def watch(batches: Iterable[Batch], count: int) -> Iterator[Batch]:
+        seen.append(count)
+        for batch in batches:
+            watched.append(len(batch.ids))
+            yield batch
+
+    evaluate_text(make_model(), tokenizer, TEXT, batch_size=2, stride=4, watch=watch)
+    assert seen == [len(watched)]
 
 
 def test_dropout_is_off(tokenizer: Tokenizer) -> None:

@@ -5,6 +5,7 @@ A command module holds `app`: a Typer command or group. COMMANDS is the only lis
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from typing import Any
@@ -75,3 +76,5 @@ def main() -> None:
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(1)
+    finally:
+        gc.freeze()  # half a second less to exit: no search for cycles among torch's objects

@@ -127,20 +127,34 @@ class PackedBatches:
         return self._starts
 
 
+def window_starts(
+    count: int, seq_len: int, start_id: int | None, stride: int | None = None
+) -> range:
+    """The first target of each window over `count` tokens; see held_out_windows."""
+    stride = seq_len if stride is None else stride
+    if not 1 <= stride <= seq_len:
+        raise InputError(f"stride must be from 1 to the window's {seq_len} (got {stride})")
+    first = 0 if start_id is not None else 1
+    enough = count - (seq_len - stride)  # a window that begins here has no token of its own
+    return range(first, max(enough, min(first + 1, count)), stride)
+
+
 def held_out_windows(
     tokens: Tokens | Sequence[int] | NDArray[np.int64],
     seq_len: int,
     start_id: int | None,
     batch_size: int,
+    stride: int | None = None,
 ) -> Iterator[Batch]:
-    """Windows side by side that make every token a target exactly once, in order.
+    """Windows that make every token a target exactly once, in order.
 
-    The first token is predicted from `start_id`, or left out if that is None; the first of any
-    later window from the token before it. All batches have one shape: what is too many in the
-    last is IGNORED.
+    They begin `stride` tokens apart, or side by side; where two overlap, the first has the
+    targets. The first token is predicted from `start_id`, or left out if that is None; the first
+    of any later window from the token before it. All batches have one shape: what is too many in
+    the last is IGNORED.
     """
-    first = 0 if start_id is not None else 1
-    starts = range(first, len(tokens), seq_len)
+    starts = window_starts(len(tokens), seq_len, start_id, stride)
+    overlap = seq_len - starts.step
     rows = min(batch_size, len(starts))
     for begin in range(0, len(starts), batch_size):
         ids = np.zeros((rows, seq_len), np.int64)
@@ -148,6 +162,8 @@ def held_out_windows(
         for row, start in enumerate(starts[begin : begin + batch_size]):
             found = np.asarray(tokens[start : start + seq_len], np.int64)
             targets[row, : len(found)] = found
+            if start != starts[0]:
+                targets[row, :overlap] = IGNORED
             before = [start_id] if start == 0 else tokens[start - 1 : start]
             ids[row, 0] = np.asarray(before)[0]
             ids[row, 1 : len(found)] = found[:-1]

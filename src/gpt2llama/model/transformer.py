@@ -173,13 +173,16 @@ class Transformer(nn.Module):
             one = 0.0 if name.endswith("bias") else 1.0
             nn.init.normal_(p, std=std) if p.dim() > 1 else nn.init.constant_(p, one)
 
-    def forward(self, ids: Tensor, *, logits_to_keep: int = 0, **how: Any) -> Any:
-        hidden = self.hidden(ids, **how)
-        hidden, *weights = hidden if isinstance(hidden, tuple) else (hidden,)
-        logits = self.lm_head(hidden[:, -logits_to_keep:])
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        return (logits, *weights) if weights else logits
+    def forward(
+        self, ids: Tensor, *, logits_to_keep: int = 0, return_attention: bool = False, **how: Any
+    ) -> Any:
+        weights: list[Tensor] | None = [] if return_attention else None
+        logits = self.logits(self.hidden(ids, weights=weights, **how)[:, -logits_to_keep:])
+        return logits if weights is None else (logits, weights)
+
+    def logits(self, hidden: Tensor) -> Tensor:  # (…, D) -> (…, V)
+        logits: Tensor = self.lm_head(hidden)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def hidden(
         self,
@@ -188,22 +191,20 @@ class Transformer(nn.Module):
         cache: KVCache | None = None,
         attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
-        return_attention: bool = False,
-    ) -> Any:
-        """(B, T, D) after the final norm; arguments as of forward."""
+        weights: list[Tensor] | None = None,
+    ) -> Tensor:
+        """(B, T, D) after the final norm; as of forward; `weights` gathers attention's."""
         positions, mask = self._place(ids, cache, attention_mask, positions)
         x = self.embed_tokens(ids) * self.scale
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions).to(x.dtype)
         rope = None if self.rope is None else self.rope(positions, x.dtype)
-        weights: list[Tensor] | None = [] if return_attention else None
         x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, rope, mask, cache, weights)
-        x = self.norm(x)
         if cache is not None:
             cache.commit()
-        return x if weights is None else (x, weights)
+        return self.norm(x)
 
     def _place(
         self, ids: Tensor, cache: KVCache | None, real: Tensor | None, positions: Tensor | None
@@ -229,6 +230,5 @@ class Transformer(nn.Module):
             raise InputError(f"{int(end)} positions are needed and {rule}")
         k_pos, k_real = cache.place(positions, real, plain) if cache else (positions, real)
         keys = k_pos.shape[1]
-        if plain and steps in (1, keys) and (self.window is None or keys <= self.window):
-            return positions, None
-        return positions, visible(positions, k_pos, k_real, self.window)
+        causal = plain and steps in (1, keys) and (self.window is None or keys <= self.window)
+        return positions, None if causal else visible(positions, k_pos, k_real, self.window)

@@ -185,7 +185,7 @@ def _list(
 ) -> list[Any]:
     values = metadata.get(_KEY + key, default)
     values = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+    if not isinstance(values, list) or set(map(type, values)) - {kind}:
         raise TokenizerError(
             f"the GGUF file has no tokenizer here: {_KEY}{key} is no list of {kind.__name__}"
         )

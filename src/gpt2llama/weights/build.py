@@ -45,9 +45,7 @@ def assemble(
     if dtype is not None and _name(dtype) not in _FLOATS:
         raise InputError(f"dtype must be a torch float of 16, 32 or 64 bits (got {dtype})")
     opened = _settle_head(opened)
-    check(opened)
-    cfg, dtype = opened.config, dtype or widest(opened)
-    model = on_meta(cfg)
+    model, cfg, dtype = check(opened), opened.config, dtype or widest(opened)
     own: State = {}
     for name in opened.headers:
         for new_name, tensor in opened.from_file({name: opened.read(name)}).items():
@@ -70,13 +68,18 @@ def on_meta(cfg: ModelConfig) -> Transformer:
         return Transformer(cfg)
 
 
-def check(opened: Opened) -> None:
-    """The file has the tensors that its config asks for, in their shapes, and no others."""
+def check(opened: Opened) -> Transformer:
+    """The file has the tensors that its config asks for, in their shapes, and no others.
+
+    Returns the model without its numbers.
+    """
     cfg, where, headers = opened.config, opened.where, dict(opened.headers)
     _check_sizes(cfg, headers, where)
     if opened.repeats is not None:
         headers.pop(opened.repeats[0])
-    _check_tensors(opened.to_file(state_of(on_meta(cfg))), headers, where)
+    model = on_meta(cfg)
+    _check_tensors(opened.to_file(state_of(model)), headers, where)
+    return model
 
 
 def _settle_head(opened: Opened) -> Opened:
