@@ -69,7 +69,8 @@ def test_convert_keeps_the_model(run: Any, source: Path, to: str, tmp_path: Path
     target = tmp_path / ("m.gguf" if to == "gguf" else "m")
     out, err = run("convert", source, target, "--to", to)
     assert out.strip() == str(target)
-    assert "20 tensors read" in err
+    assert f"read: gpt2llama, 20 tensors, {source}" in err
+    assert f"written: {to}, 20 tensors, {target}" in err
     model, tokenizer = g.load(target)
     want, before = g.load(source)
     torch.testing.assert_close(model(IDS), want(IDS), rtol=0, atol=0)

@@ -86,7 +86,6 @@ def test_notes(tmp_path: Path) -> None:
     assert opened.format == "meta"
     assert opened.notes == [
         "2 shards joined",
-        "the rows of 4 Q and K weights turned from pairs to halves",
         "max_seq_len=4096 by the other keys: params.json has none",
     ]
     check(opened)

@@ -1,4 +1,4 @@
-"""Hugging Face folders whose tensors are not the config's: refused, naming folder and tensor."""
+"""Hugging Face folders whose tensors are not the config's: refused, naming file and tensor."""
 
 from __future__ import annotations
 
@@ -118,8 +118,18 @@ def shard(folder: Path, state: State) -> dict[str, Path]:
 
 def test_sharded_tensors_are_checked_as_whole_ones(folder: Path) -> None:
     state = edit(folder, lambda s: s.update({f"{K}.weight": torch.ones(8, 8)}))
-    shard(folder, state)
-    with pytest.raises(WeightsError, match=rf"{K}\.weight has the shape \(8, 8\).*\(4, 8\)"):
+    file = shard(folder, state)[f"{K}.weight"]
+    message = rf"^{file}: {K}\.weight has the shape \(8, 8\).*\(4, 8\)"
+    with pytest.raises(WeightsError, match=message):
+        load(folder)
+
+
+def test_extra_tensors_are_named_as_their_shard_has_them(folder: Path) -> None:
+    extra = {name: torch.ones(1) for name in ("x", "y", "z")}
+    place = shard(folder, edit(folder, lambda s: s.update(extra)))
+    assert place["x"] == place["z"] != place["y"]
+    message = rf"^{place['x']} has tensors .* no place for: x, z and 1 more$"
+    with pytest.raises(WeightsError, match=message):
         load(folder)
 
 

@@ -8,6 +8,7 @@ import typer
 
 from ..errors import InputError
 from ._print import Json, print_json, tell
+from ._report import as_lines, as_rows
 
 app = typer.Typer(add_completion=False)
 
@@ -43,12 +44,17 @@ def convert(
     model, tokenizer = load(
         source, dtype=wanted, ignore_keys=ignore_key or (), rope_factor=rope_factor
     )
-    written = save(model, tokenizer, target, to, dtype=kind if to == "gguf" else None)
-    tied = "tied" if model.config.tie_embeddings else "of its own"
-    notes = [f"{len(opened.headers)} tensors read, head {tied}", *opened.notes, *written]
+    notes = save(model, tokenizer, target, to, dtype=kind if to == "gguf" else None)
+    written = open_model(target)
+    notes = [*opened.notes, *notes]
     if json:
-        print_json({"path": target, "format": to, "notes": notes})
+        read = {"read": as_rows(opened), "written": as_rows(written)}
+        print_json({"path": target, "format": to, "notes": notes, **read})
         return
+    for verb, what in (("read", opened), ("written", written)):
+        tell(f"{verb}: {what.format}, {len(what.headers)} tensors, {what.where}")
+        for line in as_lines(what):
+            tell(line)
     for note in notes:
-        tell(note)
+        tell(f"note: {note}")
     print(target)

@@ -10,12 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ..assets import ASSETS
+from ..errors import InputError
 from ..model.config import ModelConfig
 from ..model.presets import preset, presets
 from ..plan import kv_bytes_per_token, parameters
 from ..weights import open_model
 from ..weights.opened import Opened
 from ._print import Json, print_json
+from ._report import as_lines, as_rows
 from ._switches import MEANING, side_by_side, values
 
 app = typer.Typer(add_completion=False)
@@ -31,6 +33,9 @@ def inspect(
     rope_factor: Annotated[
         float | None, typer.Option(help="Of a Meta folder with use_scaled_rope.")
     ] = None,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="Also every tensor, and what loading makes of it.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """What a model is, by its headers alone: switches, sizes, tokenizer, its way from GPT-2."""
@@ -43,6 +48,8 @@ def inspect(
         else:
             Console().print(side_by_side(cfg, second, (_name(path), _name(other))))
         return
+    if tensors and opened is None:
+        raise InputError(f"{path} is a preset: it has no tensors yet; leave out --tensors")
     tokenizer = _tokenizer(opened)
     count, kv = parameters(cfg), kv_bytes_per_token(cfg)
     if json:
@@ -54,7 +61,9 @@ def inspect(
                 "format": opened.format if opened else "preset",
                 "dtypes": _dtypes(opened),
                 "tokenizer": tokenizer,
+                "changes": opened.changes() if opened else {},
                 "notes": opened.notes if opened else [],
+                **({"tensors": as_rows(opened)} if tensors and opened else {}),
             }
         )
         return
@@ -75,8 +84,12 @@ def inspect(
         console.print(f"format     {opened.format}: {kinds}", highlight=False)
         for key, value in tokenizer.items():
             console.print(f"{key:<10} {value}", highlight=False, markup=False)
+        for change, times in opened.changes().items():
+            console.print(f"loading    {times} tensors: {change}", highlight=False, markup=False)
         for note in opened.notes:
             console.print(f"note       {note}", highlight=False, markup=False)
+        for line in as_lines(opened) if tensors else ():
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(side_by_side(preset("gpt2"), cfg, ("gpt2", _name(path))))
 
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import InputError, WeightsError
 from ..model.config import ModelConfig
 from ..model.transformer import Transformer
-from .opened import Opened, TensorInfo
+from .opened import Opened
 
 State = dict[str, Tensor]
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -44,7 +44,7 @@ def assemble(
     """
     if dtype is not None and _name(dtype) not in _FLOATS:
         raise InputError(f"dtype must be a torch float of 16, 32 or 64 bits (got {dtype})")
-    opened = _settle_head(opened)
+    opened = settle_head(opened)
     model, cfg, dtype = check(opened), opened.config, dtype or widest(opened)
     own: State = {}
     for name in opened.headers:
@@ -73,16 +73,15 @@ def check(opened: Opened) -> Transformer:
 
     Returns the model without its numbers.
     """
-    cfg, where, headers = opened.config, opened.where, dict(opened.headers)
-    _check_sizes(cfg, headers, where)
-    if opened.repeats is not None:
-        headers.pop(opened.repeats[0])
-    model = on_meta(cfg)
-    _check_tensors(opened.to_file(state_of(model)), headers, where)
+    _check_sizes(opened.config, opened)
+    model = on_meta(opened.config)
+    expected = opened.to_file(state_of(model))
+    extra = opened.headers.keys() - expected.keys() - set(opened.repeats or ())
+    _check_tensors(expected, opened, extra)
     return model
 
 
-def _settle_head(opened: Opened) -> Opened:
+def settle_head(opened: Opened) -> Opened:
     """A head beside a tied embedding is left out if it repeats it, else it counts."""
     if opened.repeats is None:
         return opened
@@ -115,35 +114,40 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check_sizes(cfg: ModelConfig, headers: dict[str, TensorInfo], where: str) -> None:
+def _check_sizes(cfg: ModelConfig, opened: Opened) -> None:
     """A config cannot ask for more than the file could hold: checked before anything is built."""
-    largest = max((info.numel for info in headers.values()), default=0)
+    largest = max((info.numel for info in opened.headers.values()), default=0)
     sizes = {"vocab_size": cfg.vocab_size, "d_model": cfg.d_model, "d_ff": cfg.d_ff}
     sizes["n_heads * head_dim"] = cfg.n_heads * cfg.head_size
     if cfg.position == "learned":
         sizes["max_seq_len"] = cfg.max_seq_len
     for name, size in sizes.items():
         if size > largest:
-            raise WeightsError(f"{where} has no tensor as large as its config's {name}={size}")
-    if cfg.n_layers > len(headers):
-        raise WeightsError(f"{where} has {len(headers)} tensors for n_layers={cfg.n_layers}")
+            raise WeightsError(
+                f"{opened.where} has no tensor as large as its config's {name}={size}"
+            )
+    if cfg.n_layers > len(opened.headers):
+        raise WeightsError(
+            f"{opened.where} has {len(opened.headers)} tensors for n_layers={cfg.n_layers}"
+        )
 
 
-def _check_tensors(expected: State, headers: dict[str, TensorInfo], where: str) -> None:
+def _check_tensors(expected: State, opened: Opened, extra: set[str]) -> None:
+    """extra: of the file's tensors those without a place in the model."""
     for name, want in expected.items():
-        if name not in headers:
-            raise WeightsError(f"{where} lacks the tensor {name}, which its config asks for")
-        got = headers[name]
+        if name not in opened.headers:
+            raise WeightsError(f"{opened.where} lacks the tensor {name}, which its config asks for")
+        got, where = opened.headers[name], f"{opened.file_of(name)}: {opened.own_name(name)}"
         if got.shape != tuple(want.shape):
             raise WeightsError(
-                f"{where}: {name} has the shape {got.shape}, "
-                f"but its config asks for {tuple(want.shape)}"
+                f"{where} has the shape {got.shape}, but its config asks for {tuple(want.shape)}"
             )
         if got.dtype not in _FLOATS:
-            raise WeightsError(f"{where}: {name} is {got.dtype}, not a float of 16 to 64 bits")
-    extra = sorted(headers.keys() - expected.keys())
+            raise WeightsError(f"{where} is {got.dtype}, not a float of 16 to 64 bits")
     if extra:
-        more = f" and {len(extra) - 5} more" if len(extra) > 5 else ""
+        file = opened.file_of(min(extra))
+        names = sorted(opened.own_name(name) for name in extra if opened.file_of(name) == file)[:5]
+        more = f" and {len(extra) - len(names)} more" if len(extra) > len(names) else ""
         raise WeightsError(
-            f"{where} has tensors its config has no place for: {', '.join(extra[:5])}{more}"
+            f"{file} has tensors its config has no place for: {', '.join(names)}{more}"
         )

@@ -9,8 +9,8 @@ computation (`_INERT`), or is refused by name. No torch before a tensor is read.
 from __future__ import annotations
 
 import math
+import re
 import struct
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,7 @@ from .gguf_file import (
     write_file,
 )
 from .keys import plain, refuse
-from .opened import Opened, TensorInfo
+from .opened import PAIRS, SPLIT, Opened, TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -272,14 +272,6 @@ def open_model(path: Path, ignore_keys: Collection[str] = ()) -> Opened:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     name: str = metadata["general.architecture"]
-    kinds = Counter(tensor.kind.name for tensor in stored.values())
-    notes = [", ".join(f"{kind} ×{count}" for kind, count in kinds.most_common())]
-    if ARCHITECTURES[name].interleaved:
-        notes.append(f"the rows of {2 * cfg.n_layers} Q and K weights turned from pairs to halves")
-    if ARCHITECTURES[name].fused:
-        notes.append(f"q, k and v of {cfg.n_layers} layers split")
-    if factors:
-        notes.append(f"{_ROPE_FACTORS} is {cfg.rope_scaling}")
     tied = cfg.tie_embeddings or _begin_alike(path, stored[_HEAD], stored[_TABLE])
     return Opened(
         where=str(path),
@@ -289,8 +281,9 @@ def open_model(path: Path, ignore_keys: Collection[str] = ()) -> Opened:
         read=lambda name: read_tensor(path, name, stored[name]),
         to_file=partial(state_to_gguf, name=name, head_size=cfg.head_size),
         from_file=partial(state_from_gguf, name=name, head_size=cfg.head_size),
+        change=partial(_change, ARCHITECTURES[name]),
         repeats=(_HEAD, _TABLE) if tied and _HEAD in stored else None,
-        notes=notes,
+        notes=[f"{_ROPE_FACTORS} is {cfg.rope_scaling}"] if factors else [],
         tokenizer=partial(_read_tokenizer, path, metadata),
     )
 
@@ -353,6 +346,12 @@ def _in_file_order(state: State, cfg: ModelConfig) -> Iterator[tuple[str, Tensor
 
         factors = _llama3_factors(cfg, cfg.rope_scaling)
         yield _ROPE_FACTORS, torch.tensor(factors, dtype=torch.float32)
+
+
+def _change(architecture: Architecture, name: str) -> str:
+    if architecture.interleaved and re.search(r"\.attn_[qk]\.", name):
+        return PAIRS
+    return SPLIT if ".attn_qkv." in name else ""
 
 
 def _same_in_all_layers(key: str, value: Any) -> Any:

@@ -17,7 +17,7 @@ from ..model.config import ModelConfig, NTKScaling
 from .families import ACTIVATIONS, FAMILIES, INERT_KEYS, MUST_BE, SCALINGS
 from .files import read_headers, read_json, read_tensor, write_json, write_tensors
 from .keys import plain, refuse
-from .opened import Opened
+from .opened import SPLIT, TRANSPOSED, Opened, TensorInfo
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -120,6 +120,12 @@ def state_to_hf(state: State, family: str) -> State:
     return theirs
 
 
+def change(name: str) -> str:
+    """What state_from_hf does to a tensor but rename it."""
+    steps = [TRANSPOSED] if _is_conv1d(name) else []
+    return ", ".join([*steps, SPLIT] if ".c_attn." in name else steps)
+
+
 def open_model(folder: Path, ignore_keys: Collection[str]) -> Opened:
     """The model of a folder with config.json and model.safetensors, whole or in shards."""
     values, (files, notes) = read_json(folder / "config.json"), _files(folder)
@@ -128,28 +134,29 @@ def open_model(folder: Path, ignore_keys: Collection[str]) -> Opened:
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from error
     family: str = values["model_type"]
-    found = {name: tensor for path in files for name, tensor in read_headers(path).items()}
-    place = {name: path for path in files for name in read_headers(path)}
-    full: dict[str, str] = {}
-    for theirs in found:
-        name = _full_name(theirs, family)
-        if name in full:
-            raise WeightsError(f"{folder} has both {full[name]} and {theirs}, which are one tensor")
-        if not _BUFFERS.search(theirs):
-            full[name] = theirs
+    headers: dict[str, TensorInfo] = {}
+    for path in files:
+        for own_name, info in read_headers(path).items():
+            name = _full_name(own_name, family)
+            if name in headers:
+                other = headers[name]
+                raise WeightsError(
+                    f"{path} has {own_name}, and {other.file} has {other.own_name}: one tensor"
+                )
+            if not _BUFFERS.search(own_name):
+                headers[name] = info._replace(file=path.name, own_name=own_name)
     head = "lm_head.weight"
     table = _full_name(_rename("embed_tokens.weight", FAMILIES[family].names), family)
-    if conv1d := sum(map(_is_conv1d, full)):
-        notes.append(f"{conv1d} Conv1D weights transposed, q, k and v of each layer split")
     return Opened(
         where=str(folder),
         format="hf",
         config=cfg,
-        headers={name: found[theirs] for name, theirs in full.items()},
-        read=lambda name: read_tensor(place[full[name]], full[name]),
+        headers=headers,
+        read=lambda name: read_tensor(folder / headers[name].file, headers[name].own_name),
         to_file=partial(state_to_hf, family=family),
         from_file=partial(state_from_hf, family=family),
-        repeats=(head, table) if cfg.tie_embeddings and head in full else None,
+        change=change,
+        repeats=(head, table) if cfg.tie_embeddings and head in headers else None,
         notes=notes,
     )
 

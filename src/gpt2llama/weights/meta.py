@@ -14,7 +14,7 @@ from ..errors import CheckedFields, ConfigError, FileError, WeightsError
 from ..model.config import Llama3Scaling, ModelConfig
 from .files import read_json
 from .keys import read_keys
-from .opened import Opened, TensorInfo
+from .opened import PAIRS, Opened, TensorInfo
 from .pickles import Stored, read_pickle, tensors_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,6 @@ def open_model(
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     notes = [f"{shards} shards joined"] if shards > 1 else []
-    notes.append(f"the rows of {2 * cfg.n_layers} Q and K weights turned from pairs to halves")
     if params.max_seq_len is None:
         notes.append(f"max_seq_len={cfg.max_seq_len} by the other keys: params.json has none")
     if tied:  # as in Llama 3.2
@@ -133,6 +132,7 @@ def open_model(
         read=lambda name: joined[name].read(),
         to_file=partial(state_to_meta, head_size=cfg.head_size),
         from_file=partial(state_from_meta, head_size=cfg.head_size),
+        change=lambda name: joined[name].change(),
         notes=notes,
         tokenizer=partial(_tokenizer, folder),
     )
@@ -163,6 +163,14 @@ class _Joined:
                 names = f"{self.parts[0].path} and {part.path.name}"
                 raise WeightsError(f"{names} differ in {self.name}, which is not cut")
         return first
+
+    def change(self) -> str:
+        """What loading does to it but rename it."""
+        side = {0: "rows", 1: "columns"}.get(-1 if self.dim is None else self.dim)
+        steps = [f"{side} of {len(self.parts)} shards joined"] if len(self.parts) > 1 else []
+        if side is None and steps:
+            steps = [f"the same in all {len(self.parts)} shards"]
+        return ", ".join([*steps, PAIRS] if re.search(r"\.w[qk]\.", self.name) else steps)
 
     def repeats(self, other: _Joined) -> bool:
         return all(_same(a, b) for a, b in zip(self.parts, other.parts, strict=True))

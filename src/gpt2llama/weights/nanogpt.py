@@ -11,7 +11,7 @@ from ..errors import CheckedFields, ConfigError, WeightsError
 from ..model.config import ModelConfig
 from .hf import state_from_hf, state_to_hf
 from .keys import read_keys
-from .opened import Opened
+from .opened import SPLIT, Opened
 from .pickles import read_pickle, tensors_of
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def open_model(path: Path, ignore_keys: Collection[str] = ()) -> Opened:
         read=lambda name: kept[name].read(),
         to_file=state_to_nanogpt,
         from_file=state_from_nanogpt,
+        change=lambda name: SPLIT if ".c_attn." in name else "",
         repeats=(_HEAD, _TABLE) if _HEAD in kept else None,
         notes=["activation: the exact GELU, nanoGPT's since June 2023 (the file does not say)"],
     )

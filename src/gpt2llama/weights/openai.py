@@ -18,7 +18,7 @@ from ..errors import CheckedFields, ConfigError, FileError, WeightsError
 from ..model.config import ModelConfig
 from ..model.presets import preset
 from .files import read_json
-from .hf import state_from_hf, state_to_hf
+from .hf import change, state_from_hf, state_to_hf
 from .keys import read_keys
 from .opened import Opened
 from .pickles import Stored
@@ -83,7 +83,7 @@ def open_model(folder: Path, ignore_keys: Collection[str] = ()) -> Opened:
         read=lambda name: stored[name].read(),
         to_file=state_to_openai,
         from_file=state_from_openai,
-        notes=[f"{4 * cfg.n_layers} Conv1D weights transposed, q, k and v of each layer split"],
+        change=lambda name: change(_hf_name(name)),
         tokenizer=partial(_tokenizer, folder),
     )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..model.config import ModelConfig
@@ -17,15 +19,24 @@ if TYPE_CHECKING:
     State = dict[str, Tensor]
 
 
+PAIRS = "rows of each head from pairs to halves"
+TRANSPOSED = "transposed"
+SPLIT = "split into q, k and v"
+
+
 class TensorInfo(NamedTuple):
     """What a header says of a tensor; dtype as torch names it: "float32", "bfloat16".
 
-    kind: the file's own name of the type where the numbers are quantised ("Q4_1").
+    kind: the file's own name of the type where the numbers are quantised ("Q4_1"). file, own_name:
+    for errors and reports, of the files of a folder the one it is in, and what it is called there
+    if that is not the whole name.
     """
 
     shape: tuple[int, ...]
     dtype: str
     kind: str = ""
+    file: str = ""
+    own_name: str = ""
 
     @property
     def numel(self) -> int:
@@ -37,8 +48,9 @@ class Opened:
     """headers: the file's tensors by the file's names; read: one of them.
 
     to_file, from_file: tensors (and so names and shapes) from ours to the file's and back;
-    from_file is given them one at a time. repeats: the names of a head that the file holds though
-    the config ties it, and of the embedding. notes: what a user may want to know, a line each.
+    from_file is given them one at a time; change: how it changes a tensor, in words, by its name in
+    the file. repeats: the names of a head that the file holds though the config ties it, and of
+    the embedding. notes: what a user may want to know, a line each.
     """
 
     where: str
@@ -48,6 +60,19 @@ class Opened:
     read: Callable[[str], Tensor]
     to_file: Callable[[State], State] = dict
     from_file: Callable[[State], State] = dict
+    change: Callable[[str], str] = lambda name: ""
     repeats: tuple[str, str] | None = None
     notes: list[str] = field(default_factory=list)
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
+
+    def changes(self) -> dict[str, int]:
+        """What loading does, and to how many tensors."""
+        return dict(Counter(how for name in self.headers if (how := self.change(name))))
+
+    def file_of(self, name: str) -> Path:
+        """The file that a tensor is in."""
+        return Path(self.where, self.headers[name].file)
+
+    def own_name(self, name: str) -> str:
+        """What a tensor is called in that file."""
+        return self.headers[name].own_name or name

@@ -1,0 +1,42 @@
+"""What loading makes of each tensor of a file: renamed, turned, transposed, split, tied."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from .build import settle_head
+from .opened import Opened
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A tensor by its name in the file; ours: its names in the model; change: how it changed."""
+
+    name: str
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+    ours: tuple[str, ...]
+    change: str
+
+
+def report(opened: Opened) -> list[Mapped]:
+    """A line for every tensor of the file, in the file's order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `load` says it of a head that is kept
+        settled = settle_head(opened)
+    lines = []
+    for name, info in opened.headers.items():
+        ours: tuple[str, ...] = ()
+        change = "repeats the embedding, which the config ties: left out"
+        if name in settled.headers:
+            ours = tuple(settled.from_file({name: torch.empty(info.shape, device="meta")}))
+            change = settled.change(name)
+        if settled.config.tie_embeddings and "embed_tokens.weight" in ours:
+            ours, change = (*ours, "lm_head.weight"), "tied"
+        dtype, file = info.kind or info.dtype, str(opened.file_of(name))
+        lines.append(Mapped(opened.own_name(name), file, info.shape, dtype, ours, change))
+    return lines
