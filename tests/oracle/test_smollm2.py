@@ -99,6 +99,13 @@ def test_transformers_gives_the_same_logits_and_text(
     )
     (new,) = g.generate_ids(model, [prompt], max_new_tokens=64, temperature=0.0, stop_ids=())
     assert out[0, len(prompt) :].tolist() == new
+    question = torch.tensor([tokenizer.apply_chat(QUESTION)])  # and ends where the answer does
+    mask = torch.ones_like(question)
+    out = theirs.generate(
+        question, attention_mask=mask, max_new_tokens=20, do_sample=False, pad_token_id=0
+    )
+    answer = out[0, question.shape[1] :].tolist()
+    assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
 
 
 def llama_cpp_logits(path: Path, ids: list[int]) -> Tensor:

@@ -147,6 +147,11 @@ def test_stop_ids_of_the_generation_config(
     back = load(tmp_path / "out")[1]
     assert back is not None
     assert back.stop_ids == tokenizer.stop_ids | more
+    for format in ("hf", "gpt2llama"):
+        save(make(), back, tmp_path / format, format=format)
+        again = load(tmp_path / format)[1]
+        assert again is not None
+        assert again.stop_ids == back.stop_ids
 
 
 @pytest.mark.parametrize("format", ["gpt2llama", "hf"])

@@ -162,7 +162,7 @@ def _read_tokenizer(folder: Path, fingerprint: str | None) -> Tokenizer | None:
     from ..tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
-    if fingerprint not in (None, tokenizer.fingerprint):
+    if fingerprint is not None and fingerprint != tokenizer.fingerprint:
         raise TokenizerError(
             f"{folder}: the model was saved with tokenizer {fingerprint}, but tokenizer.json is "
             f"{tokenizer.fingerprint}; put back the one it was trained with"

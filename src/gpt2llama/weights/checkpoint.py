@@ -15,6 +15,7 @@ from .files import (
     read_tensors,
     write_json,
     write_tensors,
+    write_tokenizer,
 )
 from .opened import Opened
 
@@ -40,7 +41,7 @@ def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", state_of(model))
     if tokenizer is not None:
-        tokenizer.save(folder)
+        write_tokenizer(folder, tokenizer)
 
 
 def read_config(folder: Path) -> tuple[ModelConfig, str | None]:

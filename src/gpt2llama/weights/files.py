@@ -19,6 +19,8 @@ from .opened import TensorInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..tokenizer import Tokenizer
+
 JSON_LIMIT = 16 << 20  # bytes; the index of a 405B model has 0.1 MB
 
 
@@ -39,6 +41,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """And, where transformers' `generate` looks for them, the ids that end an answer."""
+    tokenizer.save(folder)
+    ends = sorted(tokenizer.stop_ids)
+    if ends:
+        values = {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends}
+        write_json(folder / "generation_config.json", values)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, FileError, WeightsError
 from ..model.config import ModelConfig, NTKScaling
 from .families import ACTIVATIONS, FAMILIES, INERT_KEYS, MUST_BE, SCALINGS
-from .files import read_headers, read_json, read_tensor, write_json, write_tensors
+from .files import read_headers, read_json, read_tensor, write_json, write_tensors, write_tokenizer
 from .keys import plain, refuse
 from .opened import SPLIT, TRANSPOSED, Opened, TensorInfo
 
@@ -175,7 +175,7 @@ def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", state)
     if tokenizer is not None:
-        tokenizer.save(folder)
+        write_tokenizer(folder, tokenizer)
 
 
 def _files(folder: Path) -> tuple[list[Path], list[str]]:
