@@ -30,7 +30,7 @@ END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (END_OF_TEXT, IM_START, IM_END, *(f"<|reserved_{i}|>" for i in range(5)))
 MAX_PIECE_BYTES = 15  # five Chinese characters, or a long English word
 MAX_VOCAB_SIZE = 1 << 20
-_ENDS_A_TURN = (IM_END, END_OF_TEXT, "<|eot_id|>", "<|eom_id|>")
+ENDS_A_TURN = (IM_END, END_OF_TEXT, "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 _CHUNK = 1 << 20  # characters given to the trainer at once
 
 
@@ -58,6 +58,7 @@ class BPETokenizer:
     """
 
     def __init__(self, backend: Backend, config: Mapping[str, Any]) -> None:
+        _mark_special(backend, [config.get("bos_token"), config.get("eos_token")])
         backend = _text_stays_text(backend)
         backend.no_truncation()
         backend.no_padding()
@@ -70,7 +71,7 @@ class BPETokenizer:
         added = backend.get_added_tokens_decoder()
         specials = {token.content: id for id, token in added.items() if token.special}
         self._specials = specials
-        ends = [specials.get(name) for name in _ENDS_A_TURN]
+        ends = [specials.get(name) for name in ENDS_A_TURN]
         self.stop_ids = frozenset(id for id in [self.eos_id, *ends] if id is not None)
         named = [id for id in (self.bos_id, self.eos_id) if id is not None]
         self.special_ids = frozenset([*specials.values(), *named])
@@ -84,7 +85,7 @@ class BPETokenizer:
         token = self._config.get(key)
         if token is None:
             return None
-        name = token.get("content") if isinstance(token, dict) else token
+        name = _name_of(token)
         id = self._backend.token_to_id(name) if isinstance(name, str) else None
         if id is None:
             raise TokenizerError(f"the config's {key} {token!r} is not in the vocabulary")
@@ -165,11 +166,36 @@ class BPETokenizer:
             )
         names = {id: name for name, id in self._specials.items()}
         bos, eos = (None if id is None else names.get(id) for id in (self.bos_id, self.eos_id))
-        return chat_ids(template, messages, self.encode, self._specials, bos=bos, eos=eos)
+        added = self._backend.get_added_tokens_decoder().values()
+        return chat_ids(
+            template,
+            messages,
+            self.encode,
+            self._specials,
+            bos=bos,
+            eos=eos,
+            encode_later=self._later.encode if self._later else None,
+            lstrip={token.content for token in added if token.lstrip},
+            rstrip={token.content for token in added if token.rstrip},
+        )
+
+    @cached_property
+    def _later(self) -> BPETokenizer | None:
+        """For text after a special token, where only what comes first gets the dummy space."""
+        state = self.state
+        splits = state["pre_tokenizer"] or {}
+        steps = splits.get("pretokenizers", [splits])
+        firsts = [step for step in steps if step.get("prepend_scheme") == "first"]
+        for step in firsts:
+            step["prepend_scheme"] = "never"
+        return BPETokenizer(Backend.from_str(json.dumps(state)), {}) if firsts else None
 
     def save(self, folder: Path) -> None:
         """tokenizer.json and tokenizer_config.json, as transformers reads them."""
-        config = json.dumps(self._config, ensure_ascii=False, indent=2)
+        values = self._config
+        if values.get("chat_template") is None and self.chat_template:  # the built-in one
+            values = {**values, "chat_template": self.chat_template}
+        config = json.dumps(values, ensure_ascii=False, indent=2)
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             _write(Path(folder, "tokenizer_config.json"), config)
@@ -280,6 +306,21 @@ def byte_alphabet() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in printable]
     stand_ins = {chr(256 + i): byte for i, byte in enumerate(others)}
     return {chr(byte): byte for byte in printable} | stand_ins
+
+
+def _name_of(token: Any) -> Any:
+    """A token is named by a string or, in tokenizer_config.json, also by an object."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _mark_special(backend: Backend, tokens: Iterable[Any]) -> None:
+    """As transformers does with the tokens that the config names, if the backend has them."""
+    added = backend.get_added_tokens_decoder().values()
+    special = {token.content for token in added if token.special}
+    for name in map(_name_of, tokens):
+        there = isinstance(name, str) and backend.token_to_id(name) is not None
+        if there and len(name) > 1 and name not in special:
+            add_specials(backend, [name])
 
 
 def _text_stays_text(backend: Backend) -> Backend:

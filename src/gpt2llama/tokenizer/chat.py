@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..errors import InputError
 
@@ -58,15 +58,17 @@ def chat_ids(
     *,
     bos: str | None,
     eos: str | None,
-    adds_bos: bool = False,
     encode_later: Callable[[str], list[int]] | None = None,
+    lstrip: Collection[str] = (),
+    rstrip: Collection[str] = (),
 ) -> list[int]:
     """The ids of `{"role", "content"}` messages and of the beginning of the assistant's next.
 
     special_ids: the id of each special token. Where the template writes one it becomes that id;
     where a message has one in its text, it stays text. encode: of the text between two of them;
     encode_later: of one that is not the chat's beginning, where that differs (a SentencePiece
-    dummy prefix that only the first text gets). adds_bos: put `bos` first unless the template did.
+    dummy prefix that only the first text gets). lstrip, rstrip: the special tokens that take the
+    white space before or after them away.
     Raises InputError for messages that are none, TokenizerError as `sandbox.render` does.
     """
     from .sandbox import MAX_TEXT, render  # here, since Jinja takes 40 ms to load
@@ -88,13 +90,17 @@ def chat_ids(
     restore = str.maketrans({private: first for first, private in stand_in.items()})
 
     ids, text = list[int](), render(template, messages, bos=bos, eos=eos)
-    for i, part in enumerate(re.split(f"({special})", text)):
+    parts = re.split(f"({special})", text)
+    for i, part in enumerate(parts):
         if i % 2:
             ids.append(special_ids[part])
-        elif part:
+            continue
+        if parts[i - 1 : i] and parts[i - 1] in rstrip:
+            part = part.lstrip()
+        if parts[i + 1 : i + 2] and parts[i + 1] in lstrip:
+            part = part.rstrip()
+        if part:
             ids += (encode_later if encode_later and i else encode)(part.translate(restore))
-    if adds_bos and bos is not None and ids[:1] != [special_ids[bos]]:
-        ids.insert(0, special_ids[bos])
     return ids
 
 

@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from ..errors import TokenizerError
-from .bpe import BPETokenizer, add_specials, assembled, byte_level
+from .bpe import ENDS_A_TURN, BPETokenizer, add_specials, assembled, byte_level
 from .merges import merges_of
 from .protocol import Tokenizer
 from .sentencepiece import (
@@ -37,6 +37,7 @@ _NAMED = {
     "unknown_token_id": "unk_token",
     "padding_token_id": "pad_token",
 }
+_ENDS = ("eot_token_id", "eom_token_id")  # of a turn, of a message
 # What SentencePiece does to spaces, as a tokenizer.json says it.
 _SPACES: tuple[dict[str, Any], ...] = (
     {"type": "Prepend", "prepend": "▁"},
@@ -46,7 +47,7 @@ _SPACES: tuple[dict[str, Any], ...] = (
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> BPETokenizer:
     """Raises TokenizerError. Unused pieces at the end, a model's padding, are left out."""
-    kind, pre = metadata.get(_KEY + "model"), metadata.get(_KEY + "pre", "default")
+    kind, pre = metadata.get(_KEY + "model"), str(metadata.get(_KEY + "pre", "default"))
     pieces = _list(metadata, "tokens", str)
     types = _list(metadata, "token_type", int, default=[NORMAL] * len(pieces))
     scores = _list(metadata, "scores", float, default=[0.0] * len(pieces))
@@ -84,14 +85,18 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> BPETokenizer:
             config[name] = pieces[id]
     if isinstance(template := metadata.get(_TEMPLATE), str):
         config["chat_template"] = template
-    return assembled(backend, config)
+    tokenizer = assembled(backend, config)
+    ends = {metadata.get(_KEY + key) for key in _ENDS}
+    tokenizer.stop_ids |= {id for id in ends if isinstance(id, int) and 0 <= id < len(pieces)}
+    return tokenizer
 
 
 def tokenizer_to_gguf(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     """The metadata for a model of `vocab_size` embeddings: those without a piece are unused.
 
-    Raises TokenizerError where llama.cpp would give other ids. It normalises no text: Qwen's NFC,
-    which changes few, is left out here as in llama.cpp's own converter.
+    Raises TokenizerError where llama.cpp would give other ids, but for two that its own converter
+    leaves out too: it normalises no text (Qwen's NFC changes few), and puts the dummy space also
+    before a text that begins with a space (a tokenizer.json's Metaspace does not).
     """
     if not isinstance(tokenizer, BPETokenizer):
         raise TokenizerError("only a BPE tokenizer can be written to GGUF")
@@ -138,7 +143,10 @@ def tokenizer_to_gguf(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
             values[key] = ids[token]
     values["add_bos_token"] = tokenizer.adds_bos
     metadata = {_KEY + key: value for key, value in values.items()}
-    if isinstance(template := config.get("chat_template"), str):
+    known = {tokenizer.eos_id, *(ids.get(name) for name in ENDS_A_TURN)}  # to llama.cpp too
+    others = sorted(tokenizer.stop_ids - known)
+    metadata |= {_KEY + key: id for key, id in zip(_ENDS, others, strict=False)}
+    if template := tokenizer.chat_template:
         metadata[_TEMPLATE] = template
     return metadata
 

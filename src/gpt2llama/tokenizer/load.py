@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from ..errors import FileError, TokenizerError
@@ -57,11 +58,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         if file.name in _MERGES:
             backend, config = _gpt2(file, own)
         elif file.suffix == ".json":
-            return BPETokenizer(*_tokenizer_json(file, own))
+            backend, config = _tokenizer_json(file, own)
+            _add_listed(backend, file, own)
+            return BPETokenizer(backend, config)
         else:
             content = _read(file, MAX_MODEL_BYTES)
             llama3 = re.match(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n", content)
             backend, config = (read_llama3 if llama3 else read_sentencepiece)(content)
+        _add_listed(backend, file, own)
         return assembled(backend, config | own)
     except TokenizerError as error:
         raise TokenizerError(f"{file}: {error}") from None
@@ -71,6 +75,9 @@ def _tokenizer_json(file: Path, own: dict[str, Any]) -> Parts:
     text = _text(file)
     with library_errors("it is not a whole tokenizer.json"):
         backend = Backend.from_str(text)
+    _bound_growth(backend)
+    if isinstance(backend.model, models.BPE):
+        backend.model.dropout = None  # of training: it would make ids random
     specials = [t.content for t in backend.get_added_tokens_decoder().values() if t.special]
     usual = {
         key: next((name for name in names if name in specials), None)
@@ -83,6 +90,8 @@ def _gpt2(file: Path, own: dict[str, Any]) -> Parts:
     """Neither file says how text is split into words: it is GPT-2's way, and no other model's."""
     if (kind := own.get("tokenizer_class") or "GPT2Tokenizer") not in _GPT2_CLASSES:
         raise TokenizerError(f"it is a {kind}'s, not GPT-2's; use the model's tokenizer.json")
+    if own.get("add_prefix_space"):
+        raise TokenizerError("add_prefix_space is not done here; use the model's tokenizer.json")
     other = file.with_name(_MERGES[file.name])
     if not other.is_file():
         raise FileError(f"{file} needs {other.name} beside it: the one lists pieces, that merges")
@@ -99,6 +108,47 @@ def _gpt2(file: Path, own: dict[str, Any]) -> Parts:
     name = END_OF_TEXT if END_OF_TEXT in vocab else None
     add_specials(backend, [name] if name else [])
     return backend, {"bos_token": name, "eos_token": name}
+
+
+def _add_listed(backend: Backend, file: Path, own: dict[str, Any]) -> None:
+    """Tokens that stand beside the vocabulary, in added_tokens.json or the config."""
+    beside, decoder = file.with_name("added_tokens.json"), own.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        raise TokenizerError("its added_tokens_decoder must be an object of tokens by id")
+    found = _json(beside) if beside.is_file() else {}
+    listed: list[tuple[Any, Any]] = [
+        (id, {"content": name, "special": True}) for name, id in found.items()
+    ]
+    listed += [(int(id) if id.isdecimal() else id, token) for id, token in decoder.items()]
+    for id, token in listed:
+        if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+            raise TokenizerError(f"its added token {id!r} must have a content")
+        if not isinstance(id, int) or not 0 <= id < MAX_VOCAB_SIZE:
+            raise TokenizerError(f"its added token {token['content']!r} cannot have the id {id!r}")
+    special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+    for id, token in sorted(listed, key=lambda item: item[0]):
+        name = token["content"]
+        flags = ("lstrip", "rstrip", "single_word", "normalized")
+        added = AddedToken(name, **{flag: bool(token.get(flag)) for flag in flags})
+        if token.get("special") and name not in special:
+            backend.add_special_tokens([added])
+        elif backend.token_to_id(name) is None:
+            backend.add_tokens([added])
+        if (got := backend.token_to_id(name)) != id:
+            raise TokenizerError(
+                f"its added token {name!r} has the id {id} in one file and would be {got}; "
+                "use the tokenizer.json that belongs to it"
+            )
+
+
+def _bound_growth(backend: Backend) -> None:
+    """A normalizer may replace a text by one many times longer, step by step: not here."""
+    state = json.loads(backend.normalizer.__getstate__()) if backend.normalizer else {}
+    growth = 1
+    for step in state.get("normalizers", [state]):
+        growth *= max(1, len(step.get("content") or "")) if step.get("type") == "Replace" else 1
+        if growth > 64 or len(step.get("prepend") or "") > 64:
+            raise TokenizerError("its normalizer makes text much longer; is this file damaged?")
 
 
 def _read_config(file: Path) -> dict[str, Any]:

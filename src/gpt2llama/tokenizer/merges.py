@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ..errors import TokenizerError
 
 _NEVER = 1 << 62
-_MAX_WORK = 1 << 28  # squared characters; Llama 3's 128,000 pieces take 7 million
+_MAX_WORK = 1 << 25  # squared characters; Llama 3's 128,000 pieces take 7 million
 
 
 def merges_of(rank: Mapping[str, int]) -> list[tuple[str, str]]:
