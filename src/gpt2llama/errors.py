@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import MISSING, asdict, fields, replace
 from typing import Any, ClassVar, Self
 
+_LARGEST = 2**63  # of whole numbers, which in Python have no end
+
 
 class Gpt2LlamaError(Exception):
     """Base of all; the command line prints its message and exits with 1."""
@@ -143,7 +145,8 @@ def _fits(value: object, hint: Any, zero: bool) -> bool:
             fits = value in typing.get_args(part)
         elif part in (int, float):  # a bool is no number here, though Python says it is
             number = type(value) is int or (part is float and type(value) is float)
-            fits = number and value < math.inf and (value > 0 or (zero and value == 0))  # type: ignore  # a number
+            limit = _LARGEST if type(value) is int else math.inf
+            fits = number and value < limit and (value > 0 or (zero and value == 0))  # type: ignore  # a number
         else:
             fits = isinstance(value, part)
         if fits:

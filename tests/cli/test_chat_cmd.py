@@ -137,6 +137,12 @@ def test_another_template(run: Any, folder: str, tmp_path: Path, tokenizer: BPET
     assert counts[0] - len(tokenizer.encode("却说 a b")) in (0, 1)  # with a BOS or without
 
 
+def test_a_template_that_makes_nothing(run: Any, folder: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.jinja").write_text("", encoding="utf-8")
+    how = ["--prompt", "a", "--template", tmp_path / "empty.jinja"]
+    assert "the chat template makes nothing" in run("chat", folder, *how, code=1)[1]
+
+
 class Interrupts:
     """A stdin whose user presses Ctrl-C while the line with the given number is awaited."""
 

@@ -84,14 +84,74 @@ def test_convert_to_another_dtype(run: Any, source: Path, tmp_path: Path) -> Non
     run("convert", source, tmp_path / "half", "--to", "hf", "--dtype", "bf16")
     assert {p.dtype for p in g.load(tmp_path / "half")[0].parameters()} == {torch.bfloat16}
     _, err = run("convert", source, tmp_path / "q", "--to", "hf", "--dtype", "Q8_0", code=1)
-    assert "is for --to gguf" in err
+    assert "--dtype must be one of F32, F16, BF16 for hf" in err
 
 
 def test_convert_refuses_what_is_in_the_way(run: Any, source: Path, tmp_path: Path) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "x").write_text("", encoding="utf-8")
     _, err = run("convert", source, tmp_path / "used", "--to", "hf", code=1)
-    assert "is not an empty folder" in err
+    assert "is not empty; name a new folder" in err
     (tmp_path / "m.gguf").write_text("precious", encoding="utf-8")
     _, err = run("convert", source, tmp_path / "m.gguf", "--to", "gguf", code=1)
     assert (tmp_path / "m.gguf").read_text(encoding="utf-8") == "precious"
+
+
+def test_inspect_says_what_will_not_load(run: Any, source: Path, tmp_path: Path) -> None:
+    run("convert", source, tmp_path / "hf", "--to", "hf")
+    assert "will not load" not in run("inspect", tmp_path / "hf")[0]
+    file = tmp_path / "hf" / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(config | {"num_hidden_layers": 3}), encoding="utf-8")
+    out, _ = run("inspect", tmp_path / "hf", "--json")
+    (note,) = json.loads(out)["notes"]
+    assert note.startswith("it will not load: it holds")
+
+
+def test_inspect_tensors(run: Any, source: Path) -> None:
+    out, _ = run("inspect", source, "--tensors", "--json")
+    tensors = json.loads(out)["tensors"]
+    assert len(tensors) == 20
+    assert tensors[0]["ours"] == ["embed_tokens.weight", "lm_head.weight"]
+    out, _ = run("inspect", source, "--tensors")
+    assert " 2 × layers.*.mlp.up_proj.weight" in out
+    assert "is a preset" in run("inspect", "gpt2", "--tensors", code=1)[1]
+
+
+def test_two_that_do_not_differ(run: Any, source: Path) -> None:
+    assert run("inspect", source, source)[0] == "no switch differs\n"
+
+
+def test_inspect_takes_the_tokenizer_from_the_header(
+    run: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("convert", source, tmp_path / "m.gguf", "--to", "gguf")
+    tokenizer = g.load_tokenizer(source)
+    want = {"pieces": tokenizer.vocab_size, "special": len(tokenizer.special_ids)}
+    want["chat_template"] = tokenizer.chat_template
+
+    def build(*_: Any) -> None:
+        raise AssertionError("built")
+
+    monkeypatch.setattr("gpt2llama.tokenizer.bpe.BPETokenizer.__init__", build)
+    for path in (source, tmp_path / "m.gguf"):
+        got = json.loads(run("inspect", path, "--json")[0])
+        assert got["tokenizer"] == want
+
+
+def test_convert_refuses_before_it_loads(
+    run: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("gpt2llama.weights.load", load)
+    (tmp_path / "m.gguf").touch()
+    for how in (["--to", "onnx"], ["--to", "gguf", "--dtype", "Q4_K"], ["--to", "gguf"]):
+        assert run("convert", source, tmp_path / "m.gguf", *how, code=1)[1].count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_part_of_a_model(run: Any, source: Path, name: str) -> None:
+    _, err = run("inspect", source / name, code=1)
+    assert err == f"gpt2llama: {source / name} is a part of a model; give its folder, {source}\n"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import gpt2llama as g
 from gpt2llama.cli.tokenizer import app
 from gpt2llama.errors import DataError, Gpt2LlamaError, TokenizerError
 from gpt2llama.tokenizer import load_tokenizer, train_bpe
@@ -121,3 +122,14 @@ def test_compare(folder: Path, tmp_path: Path) -> None:
     shown = run(*arguments, env={"COLUMNS": "300"}).stdout
     for row in rows:
         assert f"{row['bytes_per_token']:.3f}" in shown
+
+
+def test_the_tokenizer_of_a_model(folder: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    cfg = g.ModelConfig(vocab_size=400, max_seq_len=8, n_layers=1, n_heads=1, d_model=32, d_ff=32)
+    g.save(g.Transformer(cfg), tokenizer, tmp_path / "m.gguf", "gguf")
+    g.save(g.Transformer(cfg), None, tmp_path / "none.gguf", "gguf")
+    out = run("encode", tmp_path / "m.gguf", "却说曹操", "--json").stdout
+    assert json.loads(out) == {"ids": tokenizer.encode("却说曹操")}
+    with pytest.raises(TokenizerError, match=r"none\.gguf has no tokenizer"):
+        run("encode", tmp_path / "none.gguf", "a")

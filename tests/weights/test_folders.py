@@ -279,7 +279,7 @@ def test_truncated_tensors(size: int, saved: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_missing_files(name: str, saved: Path) -> None:
     (saved / name).unlink()
-    with pytest.raises(FileError, match=f"{name}.*No such file"):
+    with pytest.raises(FileError, match=f"has no {name}|{name}.*No such file"):
         load(saved)
 
 
@@ -348,10 +348,10 @@ def test_what_is_not_available(saved: Path, tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_refused(saved: Path, tmp_path: Path) -> None:
     before = (saved / "config.json").read_bytes()
-    with pytest.raises(FileError, match="not an empty folder"):
+    with pytest.raises(FileError, match=r"is not empty|is a file"):
         save(make(GPT2), None, saved)
     assert (saved / "config.json").read_bytes() == before
-    with pytest.raises(FileError, match="not an empty folder"):
+    with pytest.raises(FileError, match=r"is not empty|is a file"):
         save(make(), None, saved / "config.json")
     (tmp_path / "empty").mkdir()
     save(make(), None, tmp_path / "empty")

@@ -304,7 +304,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"num_local_experts": 8}, "num_local_experts"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
-    ("llama", {"attention_dropout": 0.1}, "attention_dropout"),
     ("llama", {"rope_interleaved": True}, "rope_interleaved"),
     ("llama", {"sliding_window": 512}, "sliding_window"),
     ("llama", {"hidden_act": "quick_gelu"}, "hidden_act"),
@@ -319,7 +318,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
-    ("gpt2", {"attn_pdrop": 0.0}, "attn_pdrop|resid_pdrop"),
+    ("llama", {"rope_theta": 10**400}, "rope_theta"),
     ("gpt2", {"rope_theta": 1e4}, "rope_theta"),
     ("mistral", {"attention_bias": True}, "attention_bias"),
     ("mistral", {"layer_types": ["full_attention"]}, "layer_types"),
@@ -348,13 +347,28 @@ def test_missing_size_is_named() -> None:
 
 def test_ignore_keys_overrules() -> None:
     expected = config_from_hf(LLAMA)
-    for key, value in {"sparsity": 1, "attention_dropout": 0.1, "rope_scaling": {"x": 1}}.items():
+    for key, value in {"sparsity": 1, "mlp_bias": 3, "rope_scaling": {"x": 1}}.items():
         with pytest.raises(ConfigError, match=key if key != "rope_scaling" else "'x'"):
             config_from_hf({**LLAMA, key: value})
         assert config_from_hf({**LLAMA, key: value}, ignore_keys=(key,)) == expected
-    uneven = {**GPT2, "attn_pdrop": 0.0}
-    assert config_from_hf(uneven, ignore_keys=["attn_pdrop"]).dropout == 0.1
-    assert config_from_hf(uneven, ignore_keys=["embd_pdrop", "resid_pdrop"]).dropout == 0.0
+    with pytest.raises(ConfigError, match=r"no key 'rope_scal' to ignore; did you mean 'rope_sc"):
+        config_from_hf({**LLAMA, "rope_scaling": None}, ignore_keys=["rope_scal"])
+    unbounded = config_from_hf(PUBLISHED["mistral-7b"], ignore_keys=["sliding_window"])
+    assert unbounded.sliding_window is None
+
+
+def test_what_is_only_for_training_need_not_agree() -> None:
+    assert config_from_hf({**GPT2, "attn_pdrop": 0.0, "resid_pdrop": 0.2}).dropout == 0.2
+    assert config_from_hf({**LLAMA, "attention_dropout": 0.1}) == config_from_hf(LLAMA)
+
+
+def test_yarn_reaches_as_far_as_its_factor() -> None:
+    """Qwen2.5's card: the context stays the original's in the file."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    qwen = {**QWEN2, "max_position_embeddings": 32768}
+    assert config_from_hf({**qwen, "rope_scaling": yarn}).max_seq_len == 131072
+    long = {**qwen, "max_position_embeddings": 131072, "rope_scaling": yarn}
+    assert config_from_hf(long).max_seq_len == 131072
 
 
 def test_no_key_is_in_two_tables() -> None:

@@ -15,6 +15,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import DataError, FileError, Gpt2LlamaError
+from ._options import (
+    IgnoreKey,
+    MaxNewTokens,
+    MinP,
+    Model,
+    RepetitionPenalty,
+    RopeFactor,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
 from ._print import Json, print_json, tell
 from ._text import read_text
 
@@ -34,19 +46,21 @@ Ctrl-C stops an answer; twice, it leaves."""
 
 @app.command()
 def chat(
-    path: Annotated[str, typer.Argument(help="A model: folder, file, asset or hub id.")],
+    path: Model,
     prompt: Annotated[str | None, typer.Option(help="Answer this once; - reads stdin.")] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     template: Annotated[
         str | None, typer.Option(help="chatml, llama-3, llama-2, or a Jinja file.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 512,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Only the k likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only the likeliest, up to p.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Not below p × the likeliest.")] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="1 is none.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same answers each time.")] = None,
+    max_new_tokens: MaxNewTokens = 512,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = None,
+    ignore_key: IgnoreKey = None,
+    rope_factor: RopeFactor = None,
     json: Json = False,
 ) -> None:
     """Talk with a model. Each line of stdin is a message; /help lists the commands."""
@@ -58,7 +72,7 @@ def chat(
     from ..tokenizer.chat import BUILT_IN
     from ._model import load_with_tokenizer
 
-    model, tokenizer = load_with_tokenizer(path)
+    model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor)
     if template is not None and isinstance(tokenizer, BPETokenizer):
         tokenizer.config["chat_template"] = BUILT_IN.get(template) or read_text(template)
     talk = Chat(

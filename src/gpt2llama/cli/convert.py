@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
+from ._options import IgnoreKey, Model, RopeFactor
 from ._print import Json, print_json, tell
 from ._report import as_lines, as_rows
 
@@ -17,27 +18,24 @@ _TORCH = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(help="A model: folder, file, asset or hub id.")],
+    source: Model,
     target: Annotated[str, typer.Argument(help="A new folder, or a new .gguf file.")],
     to: Annotated[str, typer.Option(help="hf, gguf or gpt2llama.")],
     dtype: Annotated[
         str | None, typer.Option(help="F32, F16 or BF16; gguf also Q8_0 and Q4_0.")
     ] = None,
-    ignore_key: Annotated[
-        list[str] | None, typer.Option(help="A config key to treat as not there.")
-    ] = None,
-    rope_factor: Annotated[
-        float | None, typer.Option(help="Of a Meta folder with use_scaled_rope.")
-    ] = None,
+    ignore_key: IgnoreKey = None,
+    rope_factor: RopeFactor = None,
     json: Json = False,
 ) -> None:
     """Write a model in another format, its tokenizer with it; the source stays as it is."""
     kind = dtype.upper() if dtype else None
-    if kind not in (None, *_TORCH) and to != "gguf":
-        raise InputError(f"--dtype {dtype} is for --to gguf; {to} takes {', '.join(_TORCH)}")
-    import torch
+    from ..weights import check_target, load, open_model, save
 
-    from ..weights import load, open_model, save
+    if kind not in (None, *_TORCH) and to in ("hf", "gpt2llama"):
+        raise InputError(f"--dtype must be one of {', '.join(_TORCH)} for {to} (got {dtype})")
+    check_target(target, to, kind if to == "gguf" else None)
+    import torch
 
     opened = open_model(source, ignore_key or (), rope_factor)
     wanted = getattr(torch, _TORCH[kind]) if kind in _TORCH and to != "gguf" else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Annotated, TypeVar
 
 import typer
 
 from ..errors import DataError
+from ._options import IgnoreKey, Model, RopeFactor
 from ._print import Json, log, print_json
 from ._text import read_text
 
@@ -18,12 +20,14 @@ Item = TypeVar("Item")
 
 @app.command()
 def evaluate(
-    path: Annotated[str, typer.Argument(help="A model: a folder or a run.")],
+    path: Model,
     text: Annotated[str, typer.Option(help="The file to score; - reads stdin.")],
     stride: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens from window to window; side by side unless given."),
     ] = None,
+    ignore_key: IgnoreKey = None,
+    rope_factor: RopeFactor = None,
     json: Json = False,
 ) -> None:
     """Bits per byte and perplexity of a text: every token once, in windows of the context."""
@@ -33,8 +37,8 @@ def evaluate(
     from ..train.metrics import evaluate_text
     from ._model import load_with_tokenizer
 
-    model, tokenizer = load_with_tokenizer(path)
-    score = evaluate_text(model, tokenizer, content, stride=stride, watch=_bar)
+    model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor)
+    score = evaluate_text(model, tokenizer, content, stride=stride, watch=_shown)
     if json:
         keys = ("bits_per_byte", "perplexity", "tokens", "bytes")
         print_json({key: getattr(score, key) for key in keys})
@@ -45,8 +49,16 @@ def evaluate(
         )
 
 
-def _bar(items: Iterable[Item], count: int) -> Iterable[Item]:
-    """A bar with the time left, where there is a terminal."""
+def _shown(items: Iterable[Item], count: int) -> Iterable[Item]:
+    """A bar with the time left; without a terminal a line every ten seconds."""
     from rich.progress import track
 
-    return track(items, "scoring", count, console=log, disable=not log.is_terminal, transient=True)
+    if log.is_terminal:
+        yield from track(items, "scoring", count, console=log, transient=True)
+        return
+    begun = shown = time.monotonic()
+    for done, item in enumerate(items):
+        if (now := time.monotonic()) - shown > 10 and done:
+            log.print(f"scored {done}/{count}, {(now - begun) / done * (count - done):.0f} s left")
+            shown = now
+        yield item

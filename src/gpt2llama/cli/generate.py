@@ -7,6 +7,18 @@ from typing import Annotated
 
 import typer
 
+from ._options import (
+    IgnoreKey,
+    MaxNewTokens,
+    MinP,
+    Model,
+    RepetitionPenalty,
+    RopeFactor,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
 from ._print import Json, log, print_json
 from ._text import read_text
 
@@ -15,17 +27,19 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def generate(
-    path: Annotated[str, typer.Argument(help="A model: a folder or a run.")],
+    path: Model,
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads stdin.")],
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 64,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Only the k likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only the likeliest, up to p.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Not below p × the likeliest.")] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="1 is none.")] = 1.0,
+    max_new_tokens: MaxNewTokens = 64,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same text each time.")] = None,
+    seed: Seed = None,
     num_samples: Annotated[int, typer.Option(min=1, help="Continuations of the prompt.")] = 1,
+    ignore_key: IgnoreKey = None,
+    rope_factor: RopeFactor = None,
     json: Json = False,
 ) -> None:
     """Continue a text. Only what is new goes to stdout, as it comes."""
@@ -33,7 +47,7 @@ def generate(
     from ..generate import complete
     from ._model import load_with_tokenizer
 
-    model, tokenizer = load_with_tokenizer(path)
+    model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor)
     samples, steps = complete(
         model,
         tokenizer,

@@ -16,6 +16,7 @@ from ..model.presets import preset, presets
 from ..plan import kv_bytes_per_token, parameters
 from ..weights import open_model
 from ..weights.opened import Opened
+from ._options import IgnoreKey, RopeFactor
 from ._print import Json, print_json
 from ._report import as_lines, as_rows
 from ._switches import MEANING, side_by_side, values
@@ -27,12 +28,8 @@ app = typer.Typer(add_completion=False)
 def inspect(
     path: Annotated[str, typer.Argument(help="A model: folder, file, asset, hub id; or a preset.")],
     other: Annotated[str | None, typer.Argument(help="A second one, to compare with.")] = None,
-    ignore_key: Annotated[
-        list[str] | None, typer.Option(help="A config key to treat as not there.")
-    ] = None,
-    rope_factor: Annotated[
-        float | None, typer.Option(help="Of a Meta folder with use_scaled_rope.")
-    ] = None,
+    ignore_key: IgnoreKey = None,
+    rope_factor: RopeFactor = None,
     tensors: Annotated[
         bool, typer.Option("--tensors", help="Also every tensor, and what loading makes of it.")
     ] = False,
@@ -45,12 +42,14 @@ def inspect(
         second, _ = _config(other, keys, rope_factor)
         if json:
             print_json({"differences": _differences(cfg, second)})
+        elif cfg == second:
+            print("no switch differs")
         else:
             Console().print(side_by_side(cfg, second, (_name(path), _name(other))))
         return
     if tensors and opened is None:
         raise InputError(f"{path} is a preset: it has no tensors yet; leave out --tensors")
-    tokenizer = _tokenizer(opened)
+    tokenizer = opened.facts() if opened else None
     count, kv = parameters(cfg), kv_bytes_per_token(cfg)
     if json:
         print_json(
@@ -60,9 +59,9 @@ def inspect(
                 "config": cfg.to_dict(),
                 "format": opened.format if opened else "preset",
                 "dtypes": _dtypes(opened),
-                "tokenizer": tokenizer,
+                "tokenizer": tokenizer._asdict() if tokenizer else None,
                 "changes": opened.changes() if opened else {},
-                "notes": opened.notes if opened else [],
+                "notes": [*opened.notes, *_doubts(opened)] if opened else [],
                 **({"tensors": as_rows(opened)} if tensors and opened else {}),
             }
         )
@@ -82,15 +81,31 @@ def inspect(
     if opened is not None:
         kinds = ", ".join(f"{n} × {kind}" for kind, n in _dtypes(opened).items())
         console.print(f"format     {opened.format}: {kinds}", highlight=False)
-        for key, value in tokenizer.items():
-            console.print(f"{key:<10} {value}", highlight=False, markup=False)
+        pieces = (
+            f"{tokenizer.pieces:,} pieces, {tokenizer.special} special" if tokenizer else "none"
+        )
+        console.print(f"tokenizer  {pieces}", highlight=False)
+        if tokenizer and tokenizer.chat_template:
+            template = tokenizer.chat_template.replace("\n", "\\n")
+            console.print(f"template   {template}", highlight=False, markup=False)
         for change, times in opened.changes().items():
             console.print(f"loading    {times} tensors: {change}", highlight=False, markup=False)
-        for note in opened.notes:
+        for note in [*opened.notes, *_doubts(opened)]:
             console.print(f"note       {note}", highlight=False, markup=False)
         for line in as_lines(opened) if tensors else ():
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print(side_by_side(preset("gpt2"), cfg, ("gpt2", _name(path))))
+    if cfg != preset("gpt2"):
+        console.print(side_by_side(preset("gpt2"), cfg, ("gpt2", _name(path))))
+
+
+def _doubts(opened: Opened) -> list[str]:
+    """Loading compares every tensor with the config; here only their sum, since torch is slow."""
+    repeated = opened.repeats[0] if opened.repeats else ""
+    held = sum(info.numel for name, info in opened.headers.items() if name != repeated)
+    asked = parameters(opened.config)["total"]
+    if held == asked:
+        return []
+    return [f"it will not load: it holds {held:,} parameters, and its config asks for {asked:,}"]
 
 
 def _config(
@@ -111,16 +126,6 @@ def _dtypes(opened: Opened | None) -> dict[str, int]:
     """How many tensors the file has of each type."""
     kinds = [info.kind or info.dtype for info in opened.headers.values()] if opened else []
     return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
-
-
-def _tokenizer(opened: Opened | None) -> dict[str, Any]:
-    tokenizer = opened.tokenizer() if opened else None
-    if tokenizer is None:
-        return {"tokenizer": None}
-    return {
-        "tokenizer": f"{tokenizer.vocab_size:,} pieces, {len(tokenizer.special_ids)} special",
-        "template": tokenizer.chat_template,
-    }
 
 
 def _name(path: str) -> str:

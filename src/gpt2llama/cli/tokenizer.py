@@ -11,11 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ..data.documents import read_documents
-from ..tokenizer import load_tokenizer, split_pieces, train_bpe
+from ..errors import TokenizerError
+from ..tokenizer import Tokenizer, load_tokenizer, split_pieces, train_bpe
+from ..weights import open_model
 from ._print import Json, log, print_json
 
 app = typer.Typer(no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(metavar="PATH", help="A tokenizer's folder, or its file.")]
+Source = Annotated[str, typer.Argument(metavar="PATH", help="A tokenizer's file, or any model.")]
 Words = Annotated[str, typer.Argument(metavar="TEXT")]
 _BACKGROUNDS = ("black on bright_cyan", "black on bright_yellow")
 
@@ -54,9 +56,9 @@ def train(
 
 
 @app.command()
-def encode(path: Folder, text: Words, json: Json = False) -> None:
+def encode(path: Source, text: Words, json: Json = False) -> None:
     """Print the ids of a text."""
-    ids = load_tokenizer(path).encode(text)
+    ids = _tokenizer_of(path).encode(text)
     if json:
         print_json({"ids": ids})
     else:
@@ -64,9 +66,9 @@ def encode(path: Folder, text: Words, json: Json = False) -> None:
 
 
 @app.command()
-def show(path: Folder, text: Words, json: Json = False) -> None:
+def show(path: Source, text: Words, json: Json = False) -> None:
     """Print the pieces of a text, each with its ids; one that shares a character has several."""
-    tokenizer = load_tokenizer(path)
+    tokenizer = _tokenizer_of(path)
     pieces = list(split_pieces(tokenizer, tokenizer.encode(text)))
     if json:
         print_json({"pieces": [{"text": piece, "ids": ids} for piece, ids in pieces]})
@@ -84,14 +86,14 @@ def show(path: Folder, text: Words, json: Json = False) -> None:
 @app.command()
 def compare(
     texts: Annotated[list[Path], typer.Argument(help="A row each: a language's file or folder.")],
-    tokenizer: Annotated[list[Path], typer.Option(help="A column each; give it several times.")],
+    tokenizer: Annotated[list[str], typer.Option(help="A column each; give it several times.")],
     json: Json = False,
 ) -> None:
     """Bytes of text per token, for several tokenizers side by side: the more, the shorter."""
-    tokenizers = [load_tokenizer(path) for path in tokenizer]
+    tokenizers = [_tokenizer_of(path) for path in tokenizer]
     table = Table(title="bytes per token", title_justify="left")
     table.add_column("text", overflow="fold")
-    for heading in ("bytes", *map(str, tokenizer)):
+    for heading in ("bytes", *tokenizer):
         table.add_column(heading, justify="right", overflow="fold")
     table.add_row("(pieces)", "", *(f"{t.vocab_size:,}" for t in tokenizers), end_section=True)
     rows = []
@@ -101,12 +103,23 @@ def compare(
         counts = [sum(len(t.encode(text)) for text in documents) for t in tokenizers]
         table.add_row(str(path), f"{size:,}", *(f"{size / count:.3f}" for count in counts))
         for name, count in zip(tokenizer, counts, strict=True):
-            row = {"text": str(path), "tokenizer": str(name), "bytes": size, "tokens": count}
+            row = {"text": str(path), "tokenizer": name, "bytes": size, "tokens": count}
             rows.append(row | {"bytes_per_token": size / count})
     if json:
         print_json({"compared": rows})
     else:
         Console().print(table)
+
+
+def _tokenizer_of(source: str) -> Tokenizer:
+    """Of a folder, one of a tokenizer's files, a .gguf file, an asset or a hub id."""
+    place = Path(source)
+    if place.is_dir() or place.suffix in (".json", ".model", ".bpe"):
+        return load_tokenizer(place)
+    tokenizer = open_model(source).tokenizer()
+    if tokenizer is None:
+        raise TokenizerError(f"{source} has no tokenizer")
+    return tokenizer
 
 
 def _visible(piece: str) -> str:

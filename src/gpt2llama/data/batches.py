@@ -150,16 +150,15 @@ def held_out_windows(
 
     They begin `stride` tokens apart, or side by side; where two overlap, the first has the
     targets. The first token is predicted from `start_id`, or left out if that is None; the first
-    of any later window from the token before it. All batches have one shape: what is too many in
-    the last is IGNORED.
+    of any later window from the token before it. What is too many in a batch is IGNORED.
     """
     starts = window_starts(len(tokens), seq_len, start_id, stride)
     overlap = seq_len - starts.step
-    rows = min(batch_size, len(starts))
     for begin in range(0, len(starts), batch_size):
-        ids = np.zeros((rows, seq_len), np.int64)
-        targets = np.full((rows, seq_len), IGNORED, np.int64)
-        for row, start in enumerate(starts[begin : begin + batch_size]):
+        firsts = starts[begin : begin + batch_size]
+        shape = (len(firsts), min(seq_len, len(tokens) - firsts[0]))
+        ids, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        for row, start in enumerate(firsts):
             found = np.asarray(tokens[start : start + seq_len], np.int64)
             targets[row, : len(found)] = found
             if start != starts[0]:

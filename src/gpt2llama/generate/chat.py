@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, TokenizerError
 from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
 from ..tokenizer import Tokenizer
@@ -79,6 +79,8 @@ class Chat:
                 break
             most = context // 2
             dropped = next(i for i in range(dropped + 1, len(turns)) if turns[i]["role"] == "user")
+        if not ids:
+            raise TokenizerError("the chat template makes nothing of these messages; mend it")
         if len(ids) >= context:
             raise InputError(
                 f"this message alone makes {len(ids)} tokens and the model's context has "

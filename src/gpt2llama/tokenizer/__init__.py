@@ -7,11 +7,13 @@ merges.py         the merges of a vocabulary that lists only its pieces
 load.py           from what lies on disk to a tokenizer
 sentencepiece.py  Llama 1's, Llama 2's and Mistral's tokenizer.model
 tiktoken.py       Llama 3's tokenizer.model
+facts.py          what the file says, without building it
 gguf.py           the tokenizer inside a GGUF file, both ways
 stream.py         ids to text one by one, no character torn
 """
 
 from .bpe import BPETokenizer, train_bpe
+from .facts import Facts, facts_of, facts_of_gguf, read_facts
 from .gguf import tokenizer_from_gguf, tokenizer_to_gguf
 from .load import load_tokenizer
 from .protocol import Tokenizer
@@ -19,9 +21,13 @@ from .stream import StreamDecoder, split_pieces
 
 __all__ = [
     "BPETokenizer",
+    "Facts",
     "StreamDecoder",
     "Tokenizer",
+    "facts_of",
+    "facts_of_gguf",
     "load_tokenizer",
+    "read_facts",
     "split_pieces",
     "tokenizer_from_gguf",
     "tokenizer_to_gguf",

@@ -23,7 +23,7 @@ from tokenizers import AddedToken, decoders, models, processors, trainers
 from tokenizers import Tokenizer as Backend
 
 from ..errors import FileError, InputError, TokenizerError
-from .chat import CHATML, built_in_template, chat_ids
+from .chat import CHATML, chat_ids, template_of
 from .splits import PATTERN, pre_tokenizer
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -149,11 +149,7 @@ class BPETokenizer:
     @property
     def chat_template(self) -> str | None:
         """The file's own, or the built-in one whose special tokens the vocabulary has."""
-        template = self._config.get("chat_template")
-        if isinstance(template, list):  # several by name, as transformers once wrote them
-            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-            template = named.get("default")
-        return template if isinstance(template, str) else built_in_template(self._specials)
+        return template_of(self._config, self._specials)
 
     def apply_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """By `chat_template`, which says itself where a BOS stands, if anywhere; raises

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from ..errors import InputError
 
@@ -48,6 +49,15 @@ def built_in_template(special_ids: Iterable[str]) -> str | None:
     if "<|im_start|>" in special_ids:
         return CHATML
     return LLAMA_3 if "<|start_header_id|>" in special_ids else None
+
+
+def template_of(config: Mapping[str, Any], special_ids: Iterable[str]) -> str | None:
+    """The config's own, or the built-in one whose special tokens the vocabulary has."""
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several by name, as transformers once wrote them
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else built_in_template(special_ids)
 
 
 def chat_ids(

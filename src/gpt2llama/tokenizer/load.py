@@ -47,13 +47,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises FileError for what is missing, too large or damaged, TokenizerError for what it cannot
     be.
     """
-    path = Path(path)
-    found = [path / name for name in _NAMES if (path / name).is_file()] if path.is_dir() else [path]
-    if not found or not found[0].is_file():
-        what = f"{path} has none of {', '.join(_NAMES)}" if path.is_dir() else f"there is no {path}"
-        raise FileError(f"{what}; make a tokenizer with gpt2llama tokenizer train")
-    file = found[0]
-    own = _read_config(file.with_name("tokenizer_config.json"))
+    file = find_file(Path(path))
+    own = read_config(file)
     try:
         if file.name in _MERGES:
             backend, config = _gpt2(file, own)
@@ -62,13 +57,27 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             _add_listed(backend, file, own)
             return BPETokenizer(backend, config)
         else:
-            content = _read(file, MAX_MODEL_BYTES)
-            llama3 = re.match(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n", content)
-            backend, config = (read_llama3 if llama3 else read_sentencepiece)(content)
+            content = read_model(file)
+            read = read_llama3 if is_llama3(content) else read_sentencepiece
+            backend, config = read(content)
         _add_listed(backend, file, own)
         return assembled(backend, config | own)
     except TokenizerError as error:
         raise TokenizerError(f"{file}: {error}") from None
+
+
+def find_file(path: Path) -> Path:
+    """Of a folder the file that says most; FileError if there is none."""
+    found = [path / name for name in _NAMES if (path / name).is_file()] if path.is_dir() else [path]
+    if not found or not found[0].is_file():
+        what = f"{path} has none of {', '.join(_NAMES)}" if path.is_dir() else f"there is no {path}"
+        raise FileError(f"{what}; make a tokenizer with gpt2llama tokenizer train")
+    return found[0]
+
+
+def is_llama3(content: bytes) -> bool:
+    """Whether a tokenizer.model has a piece in base64 and a rank to a line."""
+    return re.match(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n", content) is not None
 
 
 def _tokenizer_json(file: Path, own: dict[str, Any]) -> Parts:
@@ -95,7 +104,7 @@ def _gpt2(file: Path, own: dict[str, Any]) -> Parts:
     other = file.with_name(_MERGES[file.name])
     if not other.is_file():
         raise FileError(f"{file} needs {other.name} beside it: the one lists pieces, that merges")
-    vocab = _json(file)
+    vocab = read_object(file)
     ids = set(vocab.values()) if all(type(id) is int for id in vocab.values()) else set()
     if len(ids) < len(vocab) or not all(0 <= id < MAX_VOCAB_SIZE for id in ids):
         raise TokenizerError("it must give each piece an id of its own")
@@ -115,7 +124,7 @@ def _add_listed(backend: Backend, file: Path, own: dict[str, Any]) -> None:
     beside, decoder = file.with_name("added_tokens.json"), own.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
         raise TokenizerError("its added_tokens_decoder must be an object of tokens by id")
-    found = _json(beside) if beside.is_file() else {}
+    found = read_object(beside) if beside.is_file() else {}
     listed: list[tuple[Any, Any]] = [
         (id, {"content": name, "special": True}) for name, id in found.items()
     ]
@@ -151,14 +160,16 @@ def _bound_growth(backend: Backend) -> None:
             raise TokenizerError("its normalizer makes text much longer; is this file damaged?")
 
 
-def _read_config(file: Path) -> dict[str, Any]:
-    """tokenizer_config.json, with the template that transformers 5 keeps in a file of its own."""
-    config = _json(file) if file.is_file() else {}
+def read_config(file: Path) -> dict[str, Any]:
+    """The tokenizer_config.json beside a tokenizer's file, with the template that transformers 5
+    keeps in a file of its own."""
+    place = file.with_name("tokenizer_config.json")
+    config = read_object(place) if place.is_file() else {}
     template = file.with_name("chat_template.jinja")
     return config | {"chat_template": _text(template)} if template.is_file() else config
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(_text(file))
     except (ValueError, RecursionError) as error:
@@ -166,6 +177,10 @@ def _json(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise FileError(f"{file} must be a JSON object")
     return values
+
+
+def read_model(file: Path) -> bytes:
+    return _read(file, MAX_MODEL_BYTES)
 
 
 def _text(file: Path) -> str:

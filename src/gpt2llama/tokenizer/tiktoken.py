@@ -18,7 +18,7 @@ from .splits import SPLITS
 
 _PIECES = 128_000
 _BEGIN, _END = "<|begin_of_text|>", "<|end_of_text|>"
-_SPECIALS = (
+LLAMA_3_SPECIALS = (
     *(_BEGIN, _END, "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"),
     *("<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>"),
     *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>", "<|image|>"),
@@ -33,7 +33,7 @@ def read_llama3(content: bytes) -> Parts:
             f"it has {len(ranks):,} pieces, and Llama 3's has {_PIECES:,}; another model's split "
             "pattern is not in its file, so use its tokenizer.json"
         )
-    backend = from_ranks(ranks, SPLITS["llama-bpe"], _SPECIALS)
+    backend = from_ranks(ranks, SPLITS["llama-bpe"], LLAMA_3_SPECIALS)
     return backend, {"bos_token": _BEGIN, "eos_token": _END, "add_bos_token": True}
 
 

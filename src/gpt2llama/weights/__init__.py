@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     import torch
 
     from ..model.transformer import Transformer
-    from ..tokenizer import Tokenizer
+    from ..tokenizer import Facts, Tokenizer
 
-__all__ = ["load", "open_model", "save"]
+__all__ = ["check_target", "load", "open_model", "save"]
 
 FORMATS = ("gpt2llama", "hf", "gguf")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def load(
@@ -77,6 +78,10 @@ def open_model(
             from . import openai
 
             return openai.open_model(place, ignore_keys)
+        if place.is_dir():
+            raise FileError(f"{place} has no config.json, params.json, hparams.json or ckpt.pt")
+        if place.name == "params.json" or place.suffix in (".safetensors", ".json", ".pth"):
+            raise FileError(f"{place} is a part of a model; give its folder, {place.parent}")
         if place.is_file():
             from . import gguf
 
@@ -90,7 +95,10 @@ def open_model(
         opened = hf.open_model(place, ignore_keys)
     else:
         raise WeightsError(f"{place / 'config.json'} has neither a 'format' nor a 'model_type'")
-    return replace(opened, tokenizer=partial(_read_tokenizer, place, fingerprint))
+    if not any((place / name).is_file() for name in _TOKENIZERS):
+        return opened
+    read = partial(_read_tokenizer, place, fingerprint)
+    return replace(opened, tokenizer=read, facts=partial(_read_facts, place))
 
 
 def save(
@@ -107,10 +115,7 @@ def save(
     Raises FileError if the place is in use or cannot be written, ConfigError for a switch that
     the format cannot express.
     """
-    if format not in FORMATS:
-        raise InputError(f"format {format!r} is not available; use one of {', '.join(FORMATS)}")
-    if dtype is not None and format != "gguf":
-        raise InputError(f"dtype={dtype!r} is GGUF's; convert the model with .to() for {format}")
+    check_target(folder, format, dtype)
     _check_vocabulary(tokenizer, model.config.vocab_size)
     if format == "gguf":
         from . import gguf
@@ -122,6 +127,25 @@ def save(
     with new_folder(Path(folder)) as partial_folder:
         write(partial_folder, model, tokenizer)
     return []
+
+
+def check_target(folder: str | PathLike[str], format: str, dtype: str | None) -> None:
+    """What `save` can refuse before there is a model; the same errors."""
+    if format not in FORMATS:
+        raise InputError(f"format {format!r} is not available; use one of {', '.join(FORMATS)}")
+    place = Path(folder)
+    if format == "gguf":
+        from .gguf import FILE_TYPES
+
+        if dtype not in (None, *FILE_TYPES):
+            raise InputError(f"dtype must be one of {', '.join(FILE_TYPES)} (got {dtype!r})")
+        if place.exists():
+            raise FileError(f"{place} exists already; name another file or delete it")
+    elif dtype is not None:
+        raise InputError(f"dtype={dtype!r} is GGUF's; convert the model with .to() for {format}")
+    elif place.exists() and (not place.is_dir() or any(place.iterdir())):
+        kind = "not empty" if place.is_dir() else "a file"
+        raise FileError(f"{place} is {kind}; name a new folder or delete it")
 
 
 def _locate(path: str | PathLike[str]) -> Path:
@@ -155,10 +179,13 @@ def _checkpoint_folder(path: Path) -> Path:
     return path
 
 
-def _read_tokenizer(folder: Path, fingerprint: str | None) -> Tokenizer | None:
-    names = ("tokenizer.json", "tokenizer.model", "vocab.json")
-    if not any((folder / name).is_file() for name in names):
-        return None
+def _read_facts(folder: Path) -> Facts:
+    from ..tokenizer import read_facts
+
+    return read_facts(folder)
+
+
+def _read_tokenizer(folder: Path, fingerprint: str | None) -> Tokenizer:
     from ..tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
@@ -167,11 +194,15 @@ def _read_tokenizer(folder: Path, fingerprint: str | None) -> Tokenizer | None:
             f"{folder}: the model was saved with tokenizer {fingerprint}, but tokenizer.json is "
             f"{tokenizer.fingerprint}; put back the one it was trained with"
         )
-    if (folder / "generation_config.json").is_file():
-        ends = read_json(folder / "generation_config.json").get("eos_token_id")
-        for id in ends if isinstance(ends, list) else [ends]:
-            if isinstance(id, int) and 0 <= id < tokenizer.vocab_size:
-                tokenizer.stop_ids |= {id}
+    for name in ("generation_config.json", "config.json"):  # the first that names any
+        ends = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
+        if ends is not None:
+            for id in ends if isinstance(ends, list) else [ends]:
+                if type(id) is not int:
+                    raise TokenizerError(f"{folder / name}: eos_token_id {id!r} must be a number")
+                if 0 <= id < tokenizer.vocab_size:
+                    tokenizer.stop_ids |= {id}
+            break
     return tokenizer
 
 

@@ -50,6 +50,11 @@ def assemble(
     for name in opened.headers:
         for new_name, tensor in opened.from_file({name: opened.read(name)}).items():
             own[new_name] = tensor.to(device, dtype).contiguous()
+            if dtype == torch.float16 and own[new_name].isinf().any() and tensor.isfinite().all():
+                raise WeightsError(
+                    f"{opened.file_of(name)}: {opened.own_name(name)} has a weight beyond 65504, "
+                    "the largest of float16; take bfloat16 or float32"
+                )
     model.load_state_dict(own, strict=False, assign=True)
     if cfg.tie_embeddings:
         model.lm_head.weight = model.embed_tokens.weight

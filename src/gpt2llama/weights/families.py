@@ -138,7 +138,6 @@ SCALINGS = ("linear", "dynamic", "yarn", "llama3")
 MUST_BE = {
     "add_cross_attention": False,
     "attention_bias": False,
-    "attention_dropout": 0.0,
     "is_encoder_decoder": False,
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
@@ -153,19 +152,27 @@ MUST_BE = {
 }
 _INERT = {  # why it does not change what the model computes
     "where it comes from": "architectures model_type transformers_version _name_or_path "
-    "is_llama_config tokenizer_class unsloth_version unsloth_fixed transformers.js_config",
+    "is_llama_config tokenizer_class unsloth_version unsloth_fixed unsloth_optimized "
+    "transformers.js_config",
     "the tensors have their own": "dtype torch_dtype",
     "precision or speed of the same sum": "pretraining_tp reorder_and_upcast_attn use_cache "
-    "attn_implementation _attn_implementation _attn_implementation_autoset chunk_size_feed_forward",
-    "another spelling of the context": "n_ctx max_sequence_length",
-    "training": "initializer_range gradient_checkpointing",
+    "attn_implementation _attn_implementation _attn_implementation_autoset chunk_size_feed_forward "
+    "use_bfloat16",
+    "another spelling of the context": "n_ctx max_sequence_length model_max_length",
+    "training": "attention_dropout hidden_dropout initializer_range gradient_checkpointing",
     "the tokenizer's": "bos_token_id eos_token_id pad_token_id sep_token_id prefix "
     "n_special predict_special_tokens",
-    "other heads": "id2label label2id num_labels problem_type finetuning_task summary_activation "
-    "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj",
+    "of encoders": "cross_attention_hidden_size decoder_start_token_id is_decoder "
+    "tie_encoder_decoder",
+    "other heads": "id2label label2id num_labels _num_labels problem_type finetuning_task "
+    "summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj",
     "what transformers returns": "output_attentions output_hidden_states output_past "
     "return_dict return_dict_in_generate torchscript",
-    "generation": "do_sample max_length max_new_tokens num_beams repetition_penalty "
-    "task_specific_params temperature top_k top_p",
+    "generation": "bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping "
+    "encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id "
+    "forced_eos_token_id length_penalty max_length max_new_tokens min_length "
+    "no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores "
+    "remove_invalid_values repetition_penalty suppress_tokens task_specific_params temperature "
+    "top_k top_p typical_p",
 }
 INERT_KEYS = frozenset(" ".join(_INERT.values()).split())

@@ -37,14 +37,14 @@ from .gguf_file import (
     shortest,
     write_file,
 )
-from .keys import plain, refuse
+from .keys import plain, refuse, without
 from .opened import PAIRS, SPLIT, Opened, TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..model.transformer import Transformer
-    from ..tokenizer import Tokenizer
+    from ..tokenizer import Facts, Tokenizer
     from .opened import State
 
 _NAMES = {
@@ -135,7 +135,7 @@ _BIASES = {"qkv_bias": "attn_q", "out_bias": "attn_output", "mlp_bias": "ffn_up"
 _MUST_BE = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True}
 _INERT = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
 
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}  # llama.cpp's numbers
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}  # llama.cpp's numbers
 _OWN_DTYPE = {"torch.float16": "F16", "torch.bfloat16": "BF16"}
 
 
@@ -159,8 +159,8 @@ def config_from_gguf(
     architecture, prefix = ARCHITECTURES[name], f"{name}."
     left = {
         key.removeprefix(prefix): value
-        for key, value in metadata.items()
-        if key.startswith(prefix) and key not in ignore_keys
+        for key, value in without(metadata, ignore_keys).items()
+        if key.startswith(prefix)
     }
     fields = dict(architecture.fixed)
     for key, field in architecture.keys.items():
@@ -285,6 +285,7 @@ def open_model(path: Path, ignore_keys: Collection[str] = ()) -> Opened:
         repeats=(_HEAD, _TABLE) if tied and _HEAD in stored else None,
         notes=[f"{_ROPE_FACTORS} is {cfg.rope_scaling}"] if factors else [],
         tokenizer=partial(_read_tokenizer, path, metadata),
+        facts=partial(_read_facts, metadata),
     )
 
 
@@ -303,12 +304,12 @@ def write_model(
     state, cfg = state_of(model), model.config
     if dtype is None:
         dtype = _OWN_DTYPE.get(str(state["embed_tokens.weight"].dtype), "F32")
-    if dtype not in _FILE_TYPES:
-        raise InputError(f"dtype must be one of {', '.join(_FILE_TYPES)} (got {dtype!r})")
+    if dtype not in FILE_TYPES:
+        raise InputError(f"dtype must be one of {', '.join(FILE_TYPES)} (got {dtype!r})")
     metadata = {
         **config_to_gguf(cfg),
         "general.name": path.stem,
-        "general.file_type": _FILE_TYPES[dtype],
+        "general.file_type": FILE_TYPES[dtype],
         "general.quantization_version": 2,
         **_write_tokenizer(tokenizer, cfg.vocab_size),
     }
@@ -328,8 +329,8 @@ def write_model(
         for piece in encode(table[name].kind, tensor, name)
     )
     write_file(path, metadata, table, pieces)
-    why = f"F16, as {dtype}'s blocks do not divide their rows: {', '.join(uneven)}"
-    return [why] if uneven else []
+    named = ", ".join(uneven[:3]) + (f" and {len(uneven) - 3} more" if len(uneven) > 3 else "")
+    return [f"F16, as {dtype}'s blocks do not divide their rows: {named}"] if uneven else []
 
 
 def _in_file_order(state: State, cfg: ModelConfig) -> Iterator[tuple[str, Tensor]]:
@@ -485,6 +486,12 @@ def _read_tokenizer(path: Path, metadata: Metadata) -> Tokenizer | None:
         return tokenizer_from_gguf(metadata)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
+
+
+def _read_facts(metadata: Metadata) -> Facts | None:
+    from ..tokenizer import facts_of_gguf
+
+    return facts_of_gguf(metadata)
 
 
 def _write_tokenizer(tokenizer: Tokenizer | None, vocab_size: int) -> Metadata:

@@ -85,8 +85,8 @@ def decode(kind: Kind, file: BinaryIO, count: int) -> Floats | None:
     out = np.empty((count // kind.block, kind.block), np.float32)
     step = _CHUNK // kind.block
     for part in (out[i : i + step] for i in range(0, len(out), step)):
-        raw = np.fromfile(file, np.uint8, len(part) * kind.size)
-        if raw.size != len(part) * kind.size:
+        raw = read_bytes(file, len(part) * kind.size)
+        if raw is None:
             return None
         blocks = raw.reshape(-1, kind.size)
         if kind in _OWN:
@@ -94,6 +94,12 @@ def decode(kind: Kind, file: BinaryIO, count: int) -> Floats | None:
         else:
             part[:] = _quants().dequantize(blocks.reshape(1, -1), kind.id).reshape(part.shape)
     return out.reshape(-1)
+
+
+def read_bytes(file: BinaryIO, size: int) -> Bytes | None:
+    """The next `size`; None if the file ends before. (numpy.fromfile hides a Ctrl-C.)"""
+    raw = np.empty(size, np.uint8)
+    return raw if file.readinto(raw.data) == size else None  # type: ignore[attr-defined]
 
 
 def encode(kind: Kind, tensor: Tensor, name: str) -> Iterator[Bytes]:

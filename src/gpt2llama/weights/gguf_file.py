@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import numpy as np
 
 from ..errors import FileError, MissingExtraError, WeightsError
-from .gguf_blocks import KINDS, Bytes, Kind, decode
+from .gguf_blocks import KINDS, Bytes, Kind, decode, read_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,12 +83,12 @@ def read_tensor(path: Path, name: str, stored: Stored) -> Tensor:
             if kind.dtype is None:
                 flat = decode(kind, file, count)
             else:
-                flat = np.fromfile(file, np.uint8, stored.size)
+                flat = read_bytes(file, stored.size)
     except MissingExtraError:
         raise
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from error
-    if flat is None or (kind.dtype and flat.size < stored.size):
+    if flat is None:
         raise WeightsError(f"{path} is truncated: it ends inside the tensor {name}")
     tensor = torch.from_numpy(flat)
     return (tensor.view(getattr(torch, kind.dtype)) if kind.dtype else tensor).view(stored.shape)

@@ -1,7 +1,7 @@
 """Hugging Face folders of GPT-2, Llama, Mistral, Qwen2 and Qwen3; families.py has the tables.
 
 Every key of a config.json is read (`Family.keys`), must have the one value the model can do
-(`MUST_BE`), says nothing about the computation (`INERT`), or is refused by name.
+(`MUST_BE`), says nothing about the computation (`INERT_KEYS`), or is refused by name.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, FileError, WeightsError
-from ..model.config import ModelConfig, NTKScaling
+from ..model.config import ModelConfig, NTKScaling, YarnScaling
 from .families import ACTIVATIONS, FAMILIES, INERT_KEYS, MUST_BE, SCALINGS
 from .files import read_headers, read_json, read_tensor, write_json, write_tensors, write_tokenizer
-from .keys import plain, refuse
+from .keys import plain, refuse, without
 from .opened import SPLIT, TRANSPOSED, Opened, TensorInfo
 
 if TYPE_CHECKING:
@@ -30,10 +30,14 @@ _BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # compu
 def config_from_hf(values: dict[str, Any], ignore_keys: Collection[str] = ()) -> ModelConfig:
     """A config.json as ours; ConfigError names the key that is missing, unknown or beyond us."""
     try:
-        read = _read({key: value for key, value in values.items() if key not in ignore_keys})
+        left = without(values, ignore_keys)
+        if "sliding_window" in ignore_keys:  # without the key, Mistral would have one
+            left["sliding_window"] = None
+        read = _read(left)
     except TypeError as error:
         raise ConfigError(f"a key has a value of the wrong type: {error}") from error
-    return plain(ModelConfig(**read))
+    cfg = ModelConfig(**read)
+    return plain(cfg.replace(max_seq_len=_context(cfg)))
 
 
 def config_to_hf(cfg: ModelConfig) -> dict[str, Any]:
@@ -187,7 +191,8 @@ def _files(folder: Path) -> tuple[list[Path], list[str]]:
                 f"{folder} has only a pickle, pytorch_model.bin, which is not read; "
                 "load and save it once with transformers to get model.safetensors"
             )
-        return [single], []
+        others = {path.name for path in folder.glob("*.safetensors")} - {single.name}
+        return [single], [f"{name} ignored: {single.name} is whole" for name in sorted(others)]
     shards = read_json(index).get("weight_map")
     names = set(map(str, shards.values())) if isinstance(shards, dict) else {"/"}
     if any(Path(name).name != name for name in names):
@@ -218,7 +223,9 @@ def _read(left: dict[str, Any]) -> dict[str, Any]:
                 refuse(key, value, f"is none of {', '.join(ACTIVATIONS)}")
             value = ACTIVATIONS[value]
         for field in fields.split():
-            if read.setdefault(field, value) != value and key in given:
+            if field == "dropout":  # ours is one, GPT-2's three, and all of them only in training
+                read[field] = max(value, read.get(field, value))
+            elif read.setdefault(field, value) != value and key in given:
                 refuse(key, value, f"disagrees with {field}={read[field]!r}")
     if read["d_ff"] is None:
         read["d_ff"] = 4 * read["d_model"]
@@ -259,6 +266,14 @@ def _read_rope(left: dict[str, Any], max_seq_len: int) -> tuple[Any, dict[str, A
         original = rope.pop("original_max_position_embeddings", max_seq_len)
         rope["original_max_seq_len"] = original
     return theta, {"type": kind, **rope}
+
+
+def _context(cfg: ModelConfig) -> int:
+    """What YaRN reaches: a config may keep the original length, as Qwen2.5's card has it."""
+    scaling = cfg.rope_scaling
+    if isinstance(scaling, YarnScaling):
+        return max(cfg.max_seq_len, round(scaling.factor * scaling.original_max_seq_len))
+    return cfg.max_seq_len
 
 
 def _rope_to_hf(cfg: ModelConfig) -> dict[str, Any]:

@@ -19,21 +19,28 @@ def read_keys(
     inert: Collection[str] = (),
 ) -> _Fields:
     """ConfigError names a key that is missing, unknown or of a wrong value; null is missing."""
-    left = {k: v for k, v in values.items() if k not in ignore_keys and k not in inert}
+    left = without({k: v for k, v in values.items() if k not in inert}, ignore_keys)
     known = field_names(cls)
     for key in left.keys() - set(known):
-        raise ConfigError(
-            f"the key {key!r} is not known here{did_you_mean(str(key), known)}; "
-            f"ignore_keys=({key!r},) loads the model as if it were not there"
-        )
+        like = did_you_mean(str(key), known)
+        raise ConfigError(f"the key {key!r} is not known here{like}; {_as_if_not_there(key)}")
     return cls.from_dict({key: value for key, value in left.items() if value is not None})
 
 
+def without(values: dict[str, Any], ignore_keys: Collection[str]) -> dict[str, Any]:
+    """The others; ConfigError for a key to ignore that is not there."""
+    for key in ignore_keys:
+        if key not in values:
+            raise ConfigError(f"there is no key {key!r} to ignore{did_you_mean(key, list(values))}")
+    return {key: value for key, value in values.items() if key not in ignore_keys}
+
+
 def refuse(key: str, value: object, why: str) -> NoReturn:
-    raise ConfigError(
-        f"{key}={reprlib.repr(value)} {why}; "
-        f"ignore_keys=({key!r},) loads the model as if it were not there"
-    )
+    raise ConfigError(f"{key}={reprlib.repr(value)} {why}; {_as_if_not_there(key)}")
+
+
+def _as_if_not_there(key: str) -> str:
+    return f"--ignore-key {key} (ignore_keys=[{key!r}]) loads the model as if it were not there"
 
 
 def plain(cfg: ModelConfig) -> ModelConfig:

@@ -20,7 +20,7 @@ from .pickles import Stored, read_pickle, tensors_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..tokenizer import Tokenizer
+    from ..tokenizer import Facts, Tokenizer
     from .opened import State
 
 _NAMES = {
@@ -113,17 +113,19 @@ def open_model(
         joined, shards = _joined(folder, params.dim)
         if _TABLE not in joined or joined[_TABLE].dim is None:
             raise WeightsError(f"{folder} lacks the tensor {_TABLE}")
-        tied = _HEAD in joined and joined[_HEAD].repeats(joined[_TABLE])
+        tied = _HEAD in joined and joined[_HEAD].begins_like(joined[_TABLE])  # as in Llama 3.2
         rows = joined[_TABLE].header().shape[0]
+        query = joined.get("layers.0.attention.wq.weight")
+        if query and 0 < (found := query.header().shape[0]) < params.dim and not params.dim % found:
+            wanted = shards * params.dim // found
+            raise FileError(f"{folder} has {shards} shards (consolidated.NN.pth) of {wanted}")
         cfg = config_from_meta(params, rows, tied, rope_factor)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    place = _tokenizer_file(folder)
     notes = [f"{shards} shards joined"] if shards > 1 else []
     if params.max_seq_len is None:
         notes.append(f"max_seq_len={cfg.max_seq_len} by the other keys: params.json has none")
-    if tied:  # as in Llama 3.2
-        del joined[_HEAD]
-        notes.append(f"{_HEAD} repeats {_TABLE}: tied")
     return Opened(
         where=str(folder),
         format="meta",
@@ -133,8 +135,10 @@ def open_model(
         to_file=partial(state_to_meta, head_size=cfg.head_size),
         from_file=partial(state_from_meta, head_size=cfg.head_size),
         change=lambda name: joined[name].change(),
+        repeats=(_HEAD, _TABLE) if tied else None,
         notes=notes,
-        tokenizer=partial(_tokenizer, folder),
+        tokenizer=partial(_read_tokenizer, place) if place else lambda: None,
+        facts=partial(_read_facts, place) if place else lambda: None,
     )
 
 
@@ -172,24 +176,19 @@ class _Joined:
             steps = [f"the same in all {len(self.parts)} shards"]
         return ", ".join([*steps, PAIRS] if re.search(r"\.w[qk]\.", self.name) else steps)
 
-    def repeats(self, other: _Joined) -> bool:
-        return all(_same(a, b) for a, b in zip(self.parts, other.parts, strict=True))
+    def begins_like(self, other: _Joined) -> bool:
+        """Whether the first numbers of every part are; the rest is compared when it is read."""
+        return all(_begin_alike(a, b) for a, b in zip(self.parts, other.parts, strict=True))
 
 
-def _same(a: Stored, b: Stored) -> bool:
-    """Whether all numbers are; in most models the first already differ."""
+def _begin_alike(a: Stored, b: Stored) -> bool:
     if a == b or (a.shape, a.stride, a.dtype) != (b.shape, b.stride, b.dtype):
         return a == b
     with a.path.open("rb") as one, b.path.open("rb") as two:
         one.seek(a.offset)
         two.seek(b.offset)
-        left = a.span * a.width
-        while left > 0:
-            size = min(left, 1 << 20)
-            if one.read(size) != two.read(size):
-                return False
-            left -= size
-    return True
+        size = min(a.span * a.width, 1 << 20)
+        return one.read(size) == two.read(size)
 
 
 def _joined(folder: Path, d_model: int) -> tuple[dict[str, _Joined], int]:
@@ -263,10 +262,19 @@ def _turn_rows(state: State, names: str, outer: int, inner: int) -> State:
     return state
 
 
-def _tokenizer(folder: Path) -> Tokenizer | None:
-    for place in (folder, folder.parent):  # Llama 1 and 2 have one for all sizes
-        if (place / "tokenizer.model").is_file():
-            from ..tokenizer import load_tokenizer
+def _tokenizer_file(folder: Path) -> Path | None:
+    """Llama 1 and 2 have one for all sizes, in the folder above."""
+    places = (place / "tokenizer.model" for place in (folder, folder.parent))
+    return next((place for place in places if place.is_file()), None)
 
-            return load_tokenizer(place / "tokenizer.model")
-    return None
+
+def _read_tokenizer(file: Path) -> Tokenizer:
+    from ..tokenizer import load_tokenizer
+
+    return load_tokenizer(file)
+
+
+def _read_facts(file: Path) -> Facts:
+    from ..tokenizer import read_facts
+
+    return read_facts(file)

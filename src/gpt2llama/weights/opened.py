@@ -14,7 +14,7 @@ from ..model.config import ModelConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..tokenizer import Tokenizer
+    from ..tokenizer import Facts, Tokenizer
 
     State = dict[str, Tensor]
 
@@ -50,7 +50,8 @@ class Opened:
     to_file, from_file: tensors (and so names and shapes) from ours to the file's and back;
     from_file is given them one at a time; change: how it changes a tensor, in words, by its name in
     the file. repeats: the names of a head that the file holds though the config ties it, and of
-    the embedding. notes: what a user may want to know, a line each.
+    the embedding. notes: what a user may want to know, a line each. facts: of the tokenizer, where
+    they can be had without building it.
     """
 
     where: str
@@ -64,6 +65,7 @@ class Opened:
     repeats: tuple[str, str] | None = None
     notes: list[str] = field(default_factory=list)
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
+    facts: Callable[[], Facts | None] = lambda: None
 
     def changes(self) -> dict[str, int]:
         """What loading does, and to how many tensors."""

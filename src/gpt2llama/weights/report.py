@@ -36,7 +36,8 @@ def report(opened: Opened) -> list[Mapped]:
             ours = tuple(settled.from_file({name: torch.empty(info.shape, device="meta")}))
             change = settled.change(name)
         if settled.config.tie_embeddings and "embed_tokens.weight" in ours:
-            ours, change = (*ours, "lm_head.weight"), "tied"
+            ours = (*ours, "lm_head.weight")
+            change = f"{change}, tied" if change else "tied"
         dtype, file = info.kind or info.dtype, str(opened.file_of(name))
         lines.append(Mapped(opened.own_name(name), file, info.shape, dtype, ours, change))
     return lines

@@ -1,0 +1,19 @@
+"""Options that several commands share, each said once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Argument(help="A model: folder, run, .gguf file, asset or hub id.")]
+IgnoreKey = Annotated[list[str] | None, typer.Option(help="A config key to treat as not there.")]
+RopeFactor = Annotated[float | None, typer.Option(help="Of a Meta folder with use_scaled_rope.")]
+
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)]
+Temperature = Annotated[float, typer.Option(min=0, help="0 takes the likeliest.")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Only the k likeliest.")]
+TopP = Annotated[float | None, typer.Option(help="Only the likeliest, up to p.")]
+MinP = Annotated[float | None, typer.Option(help="Not below p × the likeliest.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="1 is none.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="The same text each time.")]
