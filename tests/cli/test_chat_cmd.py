@@ -192,7 +192,11 @@ def test_an_interrupt_stops_the_answer(
 
 def test_save_overwrites_nothing(run: Any, pipe: Any, folder: str, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept", encoding="utf-8")
-    for name, says in (("mine", "exists; choose"), ("no/where", "cannot write"), ("", "needs the")):
+    for name, says in (
+        ("mine", "exists already; name another"),
+        ("mine/x", "cannot write"),
+        ("", "needs the"),
+    ):
         pipe(f"/save {tmp_path / name if name else ''}\n".encode())
         _, err = run("chat", folder, code=1)
         assert says in err

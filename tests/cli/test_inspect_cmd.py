@@ -91,7 +91,7 @@ def test_convert_refuses_what_is_in_the_way(run: Any, source: Path, tmp_path: Pa
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "x").write_text("", encoding="utf-8")
     _, err = run("convert", source, tmp_path / "used", "--to", "hf", code=1)
-    assert "is not empty; name a new folder" in err
+    assert "is in use; name a new folder" in err
     (tmp_path / "m.gguf").write_text("precious", encoding="utf-8")
     _, err = run("convert", source, tmp_path / "m.gguf", "--to", "gguf", code=1)
     assert (tmp_path / "m.gguf").read_text(encoding="utf-8") == "precious"

@@ -149,7 +149,7 @@ def test_used_and_empty_folders(tmp_path: Path) -> None:
     prepare([path], TOKENIZER, tmp_path / "empty")
     TokenData.open(tmp_path / "empty")
     for used in (tmp_path / "empty", path):
-        with pytest.raises(FileError, match="is there already"):
+        with pytest.raises(FileError, match="name a new folder"):
             prepare([path], TOKENIZER, used)
     with pytest.raises(FileError, match="cannot write"):
         prepare([path], TOKENIZER, path / "below-a-file")
@@ -200,7 +200,7 @@ def run_script(folder: Path, how: str) -> subprocess.CompletedProcess[str]:
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     done = run_script(tmp_path, "full")
     assert done.returncode == 0, done.stderr
-    assert "out: File too large; free some space or choose" in done.stdout
+    assert "out: File too large; free some space or name another" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.json"]
 
 

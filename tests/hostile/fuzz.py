@@ -24,6 +24,8 @@ import gpt2llama as g
 from gpt2llama.errors import Gpt2LlamaError
 from gpt2llama.tokenizer import train_bpe
 from gpt2llama.tokenizer.sandbox import render
+from gpt2llama.weights import open_model
+from gpt2llama.weights.report import report
 
 SECONDS, MEMORY = 5, 1 << 30
 EXTREMES = (
@@ -51,6 +53,7 @@ VALUES = (
     7,
     2**31,
     10**18,
+    10**400,
     0.5,
     -1e30,
     1e308,
@@ -157,12 +160,18 @@ class Target:
         self.model = g.Transformer(g.ModelConfig(**sizes, n_kv_heads=1, d_model=8, d_ff=12))
         g.save(self.model, self.tokenizer, folder / "ours")
         g.save(self.model, self.tokenizer, folder / "hf", format="hf")
+        listed = {"0": {"content": "<|endoftext|>", "special": True}}
+        self.tokenizer.config["added_tokens_decoder"] = listed
+        self.tokenizer.save(folder / "hf")
         g.save(self.model, self.tokenizer, folder / "model.gguf", format="gguf")
         self.ids = torch.arange(9)[None]
 
     def load(self, path: Path) -> None:
         """What loads must also run: a model that cannot is silently wrong."""
+        opened = open_model(path)
+        opened.facts()
         model, tokenizer = g.load(path)
+        report(opened)
         if model.config.vocab_size > 8 and model.config.max_seq_len > 8:
             model(self.ids)
         if tokenizer is not None:
@@ -187,7 +196,8 @@ class Target:
             self._json(random, name, "config.json")
 
     def tokenizer_json(self, random: random.Random) -> None:
-        name = random.choice(("tokenizer.json", "tokenizer.json", "tokenizer_config.json"))
+        beside = random.choice(("tokenizer_config.json", "generation_config.json"))
+        name = random.choice(("tokenizer.json", "tokenizer.json", beside))
         if random.random() < 0.2:
             self._file(random, "hf", name, 10**6)
         else:

@@ -212,7 +212,7 @@ def test_save_replaces_whole_files_or_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_room)
-    with pytest.raises(FileError, match=r"cannot write the tokenizer .* No space left"):
+    with pytest.raises(FileError, match=r"cannot write .* No space left"):
         train_bpe(texts, 300).save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint

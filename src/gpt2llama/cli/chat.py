@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json as jsonlib
-import os
-import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..atomic import write_text
 from ..errors import DataError, FileError, Gpt2LlamaError
 from ._options import (
     IgnoreKey,
@@ -196,17 +195,4 @@ def save(messages: list[dict[str, str]], name: str) -> None:
     """Raises FileError: for a file that exists, or cannot be written."""
     if not name:
         raise FileError("/save needs the name of a file")
-    path = Path(name)
-    if path.exists():
-        raise FileError(f"{path} exists; choose another name")
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with partial.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(jsonlib.dumps(messages, ensure_ascii=False, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    write_text(Path(name), jsonlib.dumps(messages, ensure_ascii=False, indent=2) + "\n")

@@ -6,11 +6,8 @@ held-out documents as they were, joined by newlines; tokenizer/, the one that ma
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import secrets
-import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import DataError, FileError, Gpt2LlamaError, InputError
+from ..atomic import new_folder
+from ..errors import DataError, InputError
 from .documents import find_files, read_documents
 from .leaks import count_leaks
 from .shards import Shard, Tokens, open_shard, shard_name, token_dtype, write_shard
@@ -79,7 +77,7 @@ def prepare(
     """
     if not 0 < held_out < 1:
         raise InputError(f"held_out must be a share between 0 and 1 (got {held_out})")
-    with _new_folder(Path(out).resolve()) as folder:
+    with new_folder(Path(out)) as folder:
         files, skipped = find_files(paths)
         digests, total, done = array("Q"), 0, 0
         for document in read_documents(files):
@@ -112,29 +110,6 @@ def prepare(
             leaked_windows=leaked_windows,
             leaked_documents=int(np.isin(digests[first_held:], digests[:first_held]).sum()),
         )
-
-
-@contextlib.contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder that becomes `out` when the block ends well; otherwise nothing is left."""
-    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
-    try:
-        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-            raise FileError(f"{out} is there already; choose a new folder or delete it")
-        partial.mkdir(parents=True)
-        yield partial
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    except OSError as error:
-        if isinstance(error, Gpt2LlamaError):
-            raise
-        reason = error.strerror or error
-        raise FileError(
-            f"cannot write {out}: {reason}; free some space or choose another folder"
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _texts(files: list[Path], count: int, held_out: float) -> Iterator[str]:

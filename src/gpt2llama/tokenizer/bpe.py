@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
@@ -22,7 +20,8 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from ..errors import FileError, InputError, TokenizerError
+from ..atomic import write_text
+from ..errors import InputError, TokenizerError
 from .chat import CHATML, chat_ids, template_of
 from .splits import PATTERN, pre_tokenizer
 
@@ -192,15 +191,8 @@ class BPETokenizer:
         if values.get("chat_template") is None and self.chat_template:  # the built-in one
             values = {**values, "chat_template": self.chat_template}
         config = json.dumps(values, ensure_ascii=False, indent=2)
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            _write(Path(folder, "tokenizer_config.json"), config)
-            _write(Path(folder, "tokenizer.json"), self._backend.to_str(pretty=True))
-        except OSError as error:
-            raise FileError(
-                f"cannot write the tokenizer to {folder}: {error.strerror or error}; choose a "
-                "folder with room"
-            ) from error
+        write_text(Path(folder, "tokenizer_config.json"), config, overwrite=True)
+        write_text(Path(folder, "tokenizer.json"), self._backend.to_str(pretty=True), True)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
@@ -366,15 +358,3 @@ def _sentencepiece_bytes(piece: str) -> bytes:
     if re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
         return bytes([int(piece[3:5], 16)])
     return piece.replace("▁", " ").encode()
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with partial.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

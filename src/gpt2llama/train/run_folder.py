@@ -17,6 +17,7 @@ from typing import IO, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..atomic import write_text
 from ..errors import FileError, WeightsError
 from ..weights.files import read_json, read_tensors, write_json, write_tensors
 
@@ -68,16 +69,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """The whole text or the old one, whatever happens meanwhile."""
-        partial = self.path / f".{name}.partial"
-        try:
-            with partial.open("w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self.path / name)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise FileError(f"cannot write {self.path / name}: {error}") from error
+        write_text(self.path / name, text, overwrite=True)
 
     @contextmanager
     def log(self, done: int) -> Iterator[MetricsLog]:

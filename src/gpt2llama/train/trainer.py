@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ..atomic import new_folder
 from ..data.batches import Batch
 from ..errors import TrainingError, WeightsError
 from ..weights.build import state_of
 from ..weights.checkpoint import read_state as read_weights
 from ..weights.checkpoint import write_model
-from ..weights.files import new_folder
 from .config import TrainConfig, learning_rate
 from .metrics import evaluate
 from .run_folder import RunFolder, read_state, write_state

@@ -12,8 +12,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..atomic import new_folder
 from ..errors import FileError, InputError, TokenizerError, WeightsError
-from .files import new_folder, read_json
+from .files import read_json
 from .opened import Opened
 
 if TYPE_CHECKING:
@@ -144,8 +145,7 @@ def check_target(folder: str | PathLike[str], format: str, dtype: str | None) ->
     elif dtype is not None:
         raise InputError(f"dtype={dtype!r} is GGUF's; convert the model with .to() for {format}")
     elif place.exists() and (not place.is_dir() or any(place.iterdir())):
-        kind = "not empty" if place.is_dir() else "a file"
-        raise FileError(f"{place} is {kind}; name a new folder or delete it")
+        raise FileError(f"{place} is in use; name a new folder or delete it")
 
 
 def _locate(path: str | PathLike[str]) -> Path:

@@ -29,7 +29,7 @@ FORMAT, VERSION = "gpt2llama", 1
 
 
 def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> None:
-    """Into an existing folder; `files.new_folder` gives one that appears whole."""
+    """Into an existing folder; `atomic.new_folder` gives one that appears whole."""
     from .build import state_of
 
     config = {

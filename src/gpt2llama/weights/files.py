@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,39 +100,8 @@ def write_tensors(path: Path, state: dict[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     plain = {name: tensor.detach().contiguous() for name, tensor in state.items()}
-    save_file(plain, path, metadata={"format": "pt"})
+    try:
+        save_file(plain, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise FileError(f"cannot write {path}: {error}; free some space") from error
     path.chmod(path.parent.stat().st_mode & 0o666)  # save_file lets only the owner read it
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Yields an empty folder to write into, which becomes `folder` once all of it is on disk.
-
-    FileError if `folder` is in use or cannot be written; it is then as it was before.
-    """
-    folder = folder.resolve()
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise FileError(f"{folder} is not an empty folder; name another one or delete it")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
-        yield partial
-        for path in (*partial.rglob("*"), partial):
-            _sync(path)
-        partial.replace(folder)
-        _sync(folder.parent)
-    except FileError:
-        raise
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"cannot write {folder}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,15 +11,14 @@ import math
 import mmap
 import os
 import struct
-import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from ..atomic import new_file
 from ..errors import FileError, MissingExtraError, WeightsError
 from .gguf_blocks import KINDS, Bytes, Kind, decode, read_bytes
 
@@ -127,7 +126,7 @@ def write_file(
         header += _pack_string(name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
         header += struct.pack("<IQ", stored.kind.id, end)
         end += stored.size + -stored.size % _ALIGNMENT
-    with _new_file(path) as file:
+    with new_file(path) as file:
         file.write(header)
         last = ""
         for name, piece in data:
@@ -275,25 +274,3 @@ def _pack_value(value: Any) -> bytes:
 
 def _kind_of(value: Any) -> int:
     return {bool: _BOOL, int: _U32, float: _F32, str: _STRING}[type(value)]
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Becomes `path` once all of it is on disk; FileError if there is one or none can be made."""
-    path = path.resolve()
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        if path.exists():
-            raise FileError(f"{path} exists already; name another file or delete it")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
