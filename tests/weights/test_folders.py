@@ -95,6 +95,17 @@ def test_dtypes(tmp_path: Path) -> None:
         load(tmp_path / "out", dtype=torch.int8)
 
 
+@pytest.mark.parametrize("format", ["gpt2llama", "hf"])
+def test_a_weight_that_float16_cannot_hold(format: str, tmp_path: Path) -> None:
+    model = make()
+    with torch.no_grad():
+        model.norm.weight[0] = 1e6
+    save(model, None, tmp_path / "out", format)
+    assert load(tmp_path / "out", torch.bfloat16)[0].norm.weight[0] > 9e5
+    with pytest.raises(WeightsError, match=r"norm\.weight has a weight beyond 65504"):
+        load(tmp_path / "out", torch.float16)
+
+
 def test_training_what_was_loaded_leaves_the_file_alone(saved: Path) -> None:
     before = (saved / "model.safetensors").read_bytes()
     model, _ = load(saved)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import unicodedata
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +18,13 @@ log = Console(stderr=True, highlight=False)
 def tell(text: str) -> None:
     """A line on stderr as it is: paths and commands in it can be copied."""
     log.print(text, soft_wrap=True, markup=False)
+
+
+def model_text(text: str) -> str:
+    """What a model wrote: to a terminal without the control characters that could steer it."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
 
 
 def print_json(values: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from ._options import (
     TopK,
     TopP,
 )
-from ._print import Json, print_json, tell
+from ._print import Json, model_text, print_json, tell
 from ._text import read_text
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def obey(talk: Chat, line: str) -> None:
 def answer_aloud(talk: Chat, text: str) -> None:
     start, dropped = time.perf_counter(), talk.dropped
     for piece in talk.say(text):
-        print(piece, end="", flush=True)
+        print(model_text(piece), end="", flush=True)
     print(flush=True)
     seconds = time.perf_counter() - start
     assert talk.answer is not None

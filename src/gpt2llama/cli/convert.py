@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -53,6 +54,8 @@ def convert(
         tell(f"{verb}: {what.format}, {len(what.headers)} tensors, {what.where}")
         for line in as_lines(what):
             tell(line)
+    files = [path for path in Path(target).rglob("*") if path.is_file()] or [Path(target)]
+    tell(f"{sum(file.stat().st_size for file in files) / 1e6:,.1f} MB")
     for note in notes:
         tell(f"note: {note}")
     print(target)

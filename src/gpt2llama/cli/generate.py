@@ -19,7 +19,7 @@ from ._options import (
     TopK,
     TopP,
 )
-from ._print import Json, log, print_json
+from ._print import Json, log, model_text, print_json
 from ._text import read_text
 
 app = typer.Typer(add_completion=False)
@@ -65,7 +65,7 @@ def generate(
     start = time.perf_counter()
     for _ in steps:
         if num_samples == 1 and not json:
-            print(samples[0].take(), end="", flush=True)
+            print(model_text(samples[0].take()), end="", flush=True)
     seconds = time.perf_counter() - start
     rate = sum(len(sample.ids) for sample in samples) / seconds
     if json:
@@ -78,6 +78,7 @@ def generate(
     elif num_samples == 1:
         print()
     else:
-        print("\n".join(f"--- {i}\n{sample.text}" for i, sample in enumerate(samples, start=1)))
+        for i, sample in enumerate(samples, start=1):
+            print(f"--- {i}\n{model_text(sample.text)}")
     if any(sample.finish_reason == "context" for sample in samples):
         log.print(f"stopped at the model's context of {model.config.max_seq_len} tokens")

@@ -124,10 +124,11 @@ def save(
         return gguf.write_model(Path(folder), model, tokenizer, dtype)
     from . import checkpoint, hf
 
-    write = hf.write_model if format == "hf" else checkpoint.write_model
     with new_folder(Path(folder)) as partial_folder:
-        write(partial_folder, model, tokenizer)
-    return []
+        if format == "hf":
+            return hf.write_model(partial_folder, model, tokenizer)
+        checkpoint.write_model(partial_folder, model, tokenizer)
+        return []
 
 
 def check_target(folder: str | PathLike[str], format: str, dtype: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -37,7 +38,7 @@ def assemble(
     opened: Opened, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Transformer:
     """The model holding the file's tensors: nothing is initialised, little is copied, and no more
-    than one tensor at a time is held twice.
+    than one tensor at a time is held twice, by each of the readers.
 
     dtype None: the file's. Raises WeightsError for a tensor that is missing, left over, or of a
     wrong shape or kind.
@@ -46,15 +47,23 @@ def assemble(
         raise InputError(f"dtype must be a torch float of 16, 32 or 64 bits (got {dtype})")
     opened = settle_head(opened)
     model, cfg, dtype = check(opened), opened.config, dtype or widest(opened)
+
+    def take(name: str) -> State:
+        found = opened.from_file({name: opened.read(name)})
+        taken = {name: t.to(device, dtype).contiguous() for name, t in found.items()}
+        if dtype == torch.float16 and any(
+            taken[name].isinf().any() and t.isfinite().all() for name, t in found.items()
+        ):
+            raise WeightsError(
+                f"{opened.file_of(name)}: {opened.own_name(name)} has a weight beyond 65504, the "
+                "largest of float16; take bfloat16 or float32"
+            )
+        return taken
+
     own: State = {}
-    for name in opened.headers:
-        for new_name, tensor in opened.from_file({name: opened.read(name)}).items():
-            own[new_name] = tensor.to(device, dtype).contiguous()
-            if dtype == torch.float16 and own[new_name].isinf().any() and tensor.isfinite().all():
-                raise WeightsError(
-                    f"{opened.file_of(name)}: {opened.own_name(name)} has a weight beyond 65504, "
-                    "the largest of float16; take bfloat16 or float32"
-                )
+    with ThreadPoolExecutor(opened.readers) as pool:
+        for tensors in pool.map(take, opened.headers):
+            own |= tensors
     model.load_state_dict(own, strict=False, assign=True)
     if cfg.tie_embeddings:
         model.lm_head.weight = model.embed_tokens.weight

@@ -286,6 +286,7 @@ def open_model(path: Path, ignore_keys: Collection[str] = ()) -> Opened:
         notes=[f"{_ROPE_FACTORS} is {cfg.rope_scaling}"] if factors else [],
         tokenizer=partial(_read_tokenizer, path, metadata),
         facts=partial(_read_facts, metadata),
+        readers=2,  # NumPy decodes without holding the interpreter
     )
 
 

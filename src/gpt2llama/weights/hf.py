@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
     from .opened import State
 
+_QWEN2_TOKENIZER = (
+    "transformers' AutoTokenizer splits text in Qwen's own way for every qwen2 model; for another "
+    "tokenizer use PreTrainedTokenizerFast.from_pretrained"
+)
 _BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # computed, no weights
 
 
@@ -165,11 +169,12 @@ def open_model(folder: Path, ignore_keys: Collection[str]) -> Opened:
     )
 
 
-def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> None:
-    """A folder that transformers loads, into an existing one."""
+def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> list[str]:
+    """A folder that transformers loads, into an existing one; returns notes, a line each."""
     from .build import state_of
 
-    state = state_to_hf(state_of(model), family_of(model.config))
+    family = family_of(model.config)
+    state = state_to_hf(state_of(model), family)
     config = {
         **config_to_hf(model.config),
         "bos_token_id": tokenizer.bos_id if tokenizer else None,
@@ -178,8 +183,10 @@ def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -
     }
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", state)
-    if tokenizer is not None:
-        write_tokenizer(folder, tokenizer)
+    if tokenizer is None:
+        return ["no tokenizer is written: the model has none"]
+    write_tokenizer(folder, tokenizer)
+    return [_QWEN2_TOKENIZER] if family == "qwen2" else []
 
 
 def _files(folder: Path) -> tuple[list[Path], list[str]]:
