@@ -72,3 +72,10 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith(f"FileError cannot write {tmp_path / 'full'}: File too large;")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["/", "", "a\0b"])
+def test_what_is_no_name_of_a_file(name: str) -> None:
+    for write in (lambda: write_text(Path(name), "x"), lambda: new_folder(Path(name)).__enter__()):
+        with pytest.raises(FileError):
+            write()

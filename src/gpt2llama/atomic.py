@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,8 +19,8 @@ def new_file(path: Path, overwrite: bool = False) -> Iterator[BinaryIO]:
 
     FileError if there is one (unless `overwrite`), or it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with _file_errors(path):
+        partial = _beside(path)
         try:
             if path.exists() and not overwrite:
                 raise FileError(f"{path} exists already; name another file or delete it")
@@ -47,9 +47,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
     FileError if `folder` is in use or cannot be written; it is then as it was before.
     """
-    folder = folder.resolve()
-    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     with _file_errors(folder):
+        folder = folder.resolve()
+        partial = _beside(folder)
         try:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 kind = "not empty" if folder.is_dir() else "a file"
@@ -70,6 +70,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _file_errors(path: Path) -> Iterator[None]:
+    if "\0" in str(path):
+        raise FileError(f"{str(path)!r} is no name for a file or folder; choose another")
     try:
         yield
     except OSError as error:
@@ -79,10 +81,18 @@ def _file_errors(path: Path) -> Iterator[None]:
         raise FileError(f"cannot write {path}: {why}; free some space or name another") from error
 
 
+def _beside(path: Path) -> Path:
+    """A hidden name in the same folder, which no one else has."""
+    if not path.name:
+        raise FileError(f"{str(path)!r} is no name for a file or folder; choose another")
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
 def _sync(path: Path) -> None:
-    with suppress(PermissionError):  # Windows opens no folder
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folder
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -11,8 +11,15 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gpt2llama.errors import TokenizerError
-from gpt2llama.tokenizer import BPETokenizer, load_tokenizer, tokenizer_to_gguf
+from gpt2llama.errors import FileError, TokenizerError
+from gpt2llama.tokenizer import (
+    BPETokenizer,
+    facts_of,
+    facts_of_gguf,
+    load_tokenizer,
+    read_facts,
+    tokenizer_to_gguf,
+)
 from gpt2llama.tokenizer.chat import LLAMA_3
 from gpt2llama.tokenizer.gguf import tokenizer_from_gguf
 
@@ -111,6 +118,14 @@ def test_tokens_that_only_the_config_lists(tmp_path: Path) -> None:
     assert 281 in ours.encode("a<think>")
 
 
+def test_added_tokens_json_says_nothing_beside_a_tokenizer_json(tmp_path: Path) -> None:
+    backend = byte_level(TEXTS)
+    backend.add_tokens(["<tool_call>"])
+    (tmp_path / "added_tokens.json").write_text('{"<tool_call>": 280, "x": 7}', encoding="utf-8")
+    ours = equal(write(tmp_path, backend))
+    assert 280 in ours.encode("a<tool_call>")
+
+
 def test_tokens_beside_vocab_and_merges(tmp_path: Path) -> None:
     byte_level(TEXTS).model.save(str(tmp_path))
     named = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
@@ -130,6 +145,8 @@ def test_tokens_beside_vocab_and_merges(tmp_path: Path) -> None:
         ({"285": {"content": "<|user|>"}}, "has the id 285 in one file and would be 280"),
         ({"0": {"content": "</s>"}}, "'</s>' has the id 0 .* would be 1"),
         ({"x": {"content": "<|user|>"}}, "cannot have the id 'x'"),
+        ({"9" * 5000: {"content": "<|user|>"}}, "cannot have the id '999"),
+        ({"280": {"content": "\ud800"}}, "has half a surrogate pair"),
         ({"280": "<|user|>"}, "280 must have a content"),
         ([], "^$"),
         (["a"], "must be an object"),
@@ -140,7 +157,7 @@ def test_listed_tokens_that_cannot_be(decoder: Any, message: str, tmp_path: Path
     if message == "^$":
         load_tokenizer(folder)
     else:
-        with pytest.raises(TokenizerError, match=message):
+        with pytest.raises((FileError, TokenizerError), match=message):
             load_tokenizer(folder)
 
 
@@ -176,6 +193,7 @@ def test_a_prefix_space_that_is_not_done(tmp_path: Path) -> None:
         normalizers.Replace("a", "b" * 100_000),
         normalizers.Sequence([normalizers.Replace("a", "aa")] * 20),
         normalizers.Prepend("b" * 100_000),
+        normalizers.Sequence([normalizers.Sequence([normalizers.Replace("a", "a" * 60)] * 2)]),
     ],
 )
 def test_a_normalizer_that_makes_text_explode(normalizer: Any, tmp_path: Path) -> None:
@@ -206,6 +224,23 @@ def test_ends_of_a_turn_that_no_name_tells(tmp_path: Path) -> None:
     ends = [metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("eot", "eom")]
     assert ends == [7, 9]
     assert tokenizer_from_gguf(metadata).stop_ids == ours.stop_ids
+    metadata["tokenizer.ggml.eot_token_id"] = [7]
+    assert tokenizer_from_gguf(metadata).stop_ids == ours.stop_ids - {7}
     metadata["tokenizer.ggml.pre"] = ["gpt-2"]
     with pytest.raises(TokenizerError, match=r"pre .* is not known here"):
         tokenizer_from_gguf(metadata)
+
+
+def test_facts_are_those_of_the_built_tokenizer(tmp_path: Path) -> None:
+    decoder = {"280": {"content": "<|user|>", "special": True}}
+    backend = byte_level(TEXTS)
+    piece = next(p for p in backend.get_vocab() if len(p) > 1 and not p.startswith("<"))
+    folder = write(tmp_path, backend, added_tokens_decoder=decoder, bos_token=piece)
+    ours = load_tokenizer(folder)
+    assert read_facts(folder) == facts_of(ours)
+    assert len(ours.special_ids) == 4  # <s>, </s>, the listed one and the named BOS
+    metadata = tokenizer_to_gguf(ours, 400)
+    assert facts_of_gguf(metadata) == facts_of(tokenizer_from_gguf(metadata))
+    metadata["tokenizer.ggml.tokens"] += [f"[PAD{i}]" for i in range(400, 200_000)]
+    metadata["tokenizer.ggml.token_type"] += [5] * 199_600
+    assert facts_of_gguf(metadata) == facts_of(ours)  # and not in quadratic time

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gpt2llama.errors import WeightsError
 from gpt2llama.model.config import ModelConfig
 from gpt2llama.model.presets import preset
 from gpt2llama.model.transformer import Transformer
@@ -134,3 +135,12 @@ def test_a_head_that_repeats_the_table(tmp_path: Path) -> None:
 def test_the_shard_is_named(tmp_path: Path) -> None:
     path = saved("hf", LLAMA)(tmp_path)
     assert {line.file for line in report(open_model(path))} == {str(path / "model.safetensors")}
+
+
+def test_a_file_that_cannot_load(tmp_path: Path) -> None:
+    path = saved("hf", GPT2)(tmp_path)
+    state = load_file(path / "model.safetensors")
+    state["transformer.h.0.attn.c_attn.weight"] = torch.ones(7)
+    save_file(state, path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"c_attn\.weight has the shape \(7,\)"):
+        report(open_model(path))

@@ -24,7 +24,9 @@ def model_text(text: str) -> str:
     """What a model wrote: to a terminal without the control characters that could steer it."""
     if not sys.stdout.isatty():
         return text
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
+    return "".join(
+        c if c in "\n\r\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text
+    )
 
 
 def print_json(values: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ def as_lines(opened: Opened) -> list[str]:
         )
         for row in as_rows(opened)
     )
-    name_width, kind_width = (max(len(key[i]) for key in like) for i in (0, 1))
+    name_width, kind_width = (max((len(key[i]) for key in like), default=0) for i in (0, 1))
     lines = []
     for (name, kind, ours, change), times in like.items():
         count = f"{times} ×" if times > 1 else ""

@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..model.config import ModelConfig
 from ..model.presets import preset, presets
 from ..plan import kv_bytes_per_token, parameters
+from ..tokenizer import Facts, facts_of
 from ..weights import open_model
 from ..weights.opened import Opened
 from ._options import IgnoreKey, RopeFactor
@@ -49,7 +50,7 @@ def inspect(
         return
     if tensors and opened is None:
         raise InputError(f"{path} is a preset: it has no tensors yet; leave out --tensors")
-    tokenizer = opened.facts() if opened else None
+    tokenizer = _facts(opened) if opened else None
     count, kv = parameters(cfg), kv_bytes_per_token(cfg)
     if json:
         print_json(
@@ -96,6 +97,14 @@ def inspect(
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     if cfg != preset("gpt2"):
         console.print(side_by_side(preset("gpt2"), cfg, ("gpt2", _name(path))))
+
+
+def _facts(opened: Opened) -> Facts | None:
+    """Without building the tokenizer, where the file says enough."""
+    if (facts := opened.facts()) is not None:
+        return facts
+    tokenizer = opened.tokenizer()
+    return facts_of(tokenizer) if tokenizer else None
 
 
 def _doubts(opened: Opened) -> list[str]:

@@ -5,6 +5,7 @@ A command module holds `app`: a Typer command or group. COMMANDS is the only lis
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import sys
@@ -66,6 +67,7 @@ def root() -> None:
 
 def main() -> None:
     """Exit 0 ok, 1 failed (one sentence on stderr), 2 bad usage."""
+    atexit.register(gc.freeze)  # half a second less: no search for cycles among torch's objects
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8")  # Chinese must print whatever the locale says
@@ -76,5 +78,3 @@ def main() -> None:
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(1)
-    finally:
-        gc.freeze()  # half a second less to exit: no search for cycles among torch's objects

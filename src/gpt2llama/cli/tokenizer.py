@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..data.documents import read_documents
 from ..errors import TokenizerError
-from ..tokenizer import Tokenizer, load_tokenizer, split_pieces, train_bpe
+from ..tokenizer import Tokenizer, has_tokenizer, load_tokenizer, split_pieces, train_bpe
 from ..weights import open_model
 from ._print import Json, log, print_json
 
@@ -114,7 +114,7 @@ def compare(
 def _tokenizer_of(source: str) -> Tokenizer:
     """Of a folder, one of a tokenizer's files, a .gguf file, an asset or a hub id."""
     place = Path(source)
-    if place.is_dir() or place.suffix in (".json", ".model", ".bpe"):
+    if place.suffix in (".json", ".model", ".bpe") or has_tokenizer(place):
         return load_tokenizer(place)
     tokenizer = open_model(source).tokenizer()
     if tokenizer is None:

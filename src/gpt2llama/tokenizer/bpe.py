@@ -84,7 +84,7 @@ class BPETokenizer:
         token = self._config.get(key)
         if token is None:
             return None
-        name = _name_of(token)
+        name = name_of(token)
         id = self._backend.token_to_id(name) if isinstance(name, str) else None
         if id is None:
             raise TokenizerError(f"the config's {key} {token!r} is not in the vocabulary")
@@ -296,7 +296,7 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | stand_ins
 
 
-def _name_of(token: Any) -> Any:
+def name_of(token: Any) -> Any:
     """A token is named by a string or, in tokenizer_config.json, also by an object."""
     return token.get("content") if isinstance(token, dict) else token
 
@@ -305,7 +305,7 @@ def _mark_special(backend: Backend, tokens: Iterable[Any]) -> None:
     """As transformers does with the tokens that the config names, if the backend has them."""
     added = backend.get_added_tokens_decoder().values()
     special = {token.content for token in added if token.special}
-    for name in map(_name_of, tokens):
+    for name in map(name_of, tokens):
         there = isinstance(name, str) and backend.token_to_id(name) is not None
         if there and len(name) > 1 and name not in special:
             add_specials(backend, [name])

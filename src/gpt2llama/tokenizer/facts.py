@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .bpe import name_of
 from .chat import template_of
 from .load import find_file, is_llama3, load_tokenizer, read_config, read_model, read_object
 from .protocol import Tokenizer
 from .sentencepiece import CONTROL, UNKNOWN, UNUSED
-from .tiktoken import LLAMA_3_SPECIALS, read_ranks
+from .tiktoken import LLAMA_3_PIECES, LLAMA_3_SPECIALS, read_ranks
 
 
 class Facts(NamedTuple):
@@ -36,8 +37,9 @@ def read_facts(path: Path) -> Facts:
         except (AttributeError, KeyError, TypeError, ValueError):
             pass  # whoever builds it says what is wrong
     elif file.suffix == ".model" and is_llama3(content := read_model(file)):
-        names = set(LLAMA_3_SPECIALS)
-        return Facts(len(read_ranks(content)) + len(names), len(names), template_of(own, names))
+        names, count = set(LLAMA_3_SPECIALS), len(read_ranks(content))
+        if count == LLAMA_3_PIECES:
+            return Facts(count + len(names), len(names), template_of(own, names))
     return facts_of(load_tokenizer(path))
 
 
@@ -46,20 +48,21 @@ def facts_of_gguf(metadata: Mapping[str, Any]) -> Facts | None:
     pieces, types = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
     if not isinstance(pieces, list) or not isinstance(types, list) or len(pieces) != len(types):
         return None
-    while types and types[-1] == UNUSED:
-        types = types[:-1]
-    special = {
-        piece
-        for piece, kind in zip(pieces, types, strict=False)
-        if kind in (UNKNOWN, CONTROL, UNUSED)
-    }
+    count = len(types)
+    while count and types[count - 1] == UNUSED:
+        count -= 1
+    hidden = (UNKNOWN, CONTROL, UNUSED)
+    special = {pieces[i] for i in range(count) if types[i] in hidden}
     own = {"chat_template": metadata.get("tokenizer.chat_template")}
-    return Facts(len(types), len(special), template_of(own, special))
+    return Facts(count, len(special), template_of(own, special))
 
 
 def _of_json(values: dict[str, Any], own: dict[str, Any]) -> Facts:
     listed = {int(id): token for id, token in (own.get("added_tokens_decoder") or {}).items()}
     added = {token["id"]: token for token in values["added_tokens"]} | listed
     special = {token["content"] for token in added.values() if token["special"]}
-    ids = [*values["model"]["vocab"].values(), *added]
+    vocab = values["model"]["vocab"]
+    named = (name_of(own.get(key)) for key in ("bos_token", "eos_token"))
+    special |= {name for name in named if isinstance(name, str) and len(name) > 1 and name in vocab}
+    ids = [*vocab.values(), *added]
     return Facts(1 + max(ids), len(special), template_of(own, special))

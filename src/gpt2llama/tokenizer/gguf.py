@@ -86,7 +86,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> BPETokenizer:
     if isinstance(template := metadata.get(_TEMPLATE), str):
         config["chat_template"] = template
     tokenizer = assembled(backend, config)
-    ends = {metadata.get(_KEY + key) for key in _ENDS}
+    ends = [metadata.get(_KEY + key) for key in _ENDS]
     tokenizer.stop_ids |= {id for id in ends if isinstance(id, int) and 0 <= id < len(pieces)}
     return tokenizer
 

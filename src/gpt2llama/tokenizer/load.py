@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,10 @@ def find_file(path: Path) -> Path:
     return found[0]
 
 
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _NAMES)
+
+
 def is_llama3(content: bytes) -> bool:
     """Whether a tokenizer.model has a piece in base64 and a rank to a line."""
     return re.match(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n", content) is not None
@@ -120,20 +125,22 @@ def _gpt2(file: Path, own: dict[str, Any]) -> Parts:
 
 
 def _add_listed(backend: Backend, file: Path, own: dict[str, Any]) -> None:
-    """Tokens that stand beside the vocabulary, in added_tokens.json or the config."""
+    """Tokens that stand beside the vocabulary: in the config, or beside an older kind of file in
+    added_tokens.json (a tokenizer.json has its own)."""
     beside, decoder = file.with_name("added_tokens.json"), own.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
         raise TokenizerError("its added_tokens_decoder must be an object of tokens by id")
-    found = read_object(beside) if beside.is_file() else {}
-    listed: list[tuple[Any, Any]] = [
-        (id, {"content": name, "special": True}) for name, id in found.items()
-    ]
-    listed += [(int(id) if id.isdecimal() else id, token) for id, token in decoder.items()]
+    listed: list[tuple[Any, Any]] = []
+    if beside.is_file() and file.name != "tokenizer.json":
+        listed += [(id, {"content": name}) for name, id in read_object(beside).items()]
+    listed += [(int(id) if re.fullmatch("[0-9]{1,9}", id) else id, t) for id, t in decoder.items()]
     for id, token in listed:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str):
-            raise TokenizerError(f"its added token {id!r} must have a content")
-        if not isinstance(id, int) or not 0 <= id < MAX_VOCAB_SIZE:
-            raise TokenizerError(f"its added token {token['content']!r} cannot have the id {id!r}")
+            raise TokenizerError(f"its added token {reprlib.repr(id)} must have a content")
+        if type(id) is not int or not 0 <= id < MAX_VOCAB_SIZE:
+            raise TokenizerError(
+                f"its added token {token['content']!r} cannot have the id {reprlib.repr(id)}"
+            )
     special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
     for id, token in sorted(listed, key=lambda item: item[0]):
         name = token["content"]
@@ -152,9 +159,11 @@ def _add_listed(backend: Backend, file: Path, own: dict[str, Any]) -> None:
 
 def _bound_growth(backend: Backend) -> None:
     """A normalizer may replace a text by one many times longer, step by step: not here."""
-    state = json.loads(backend.normalizer.__getstate__()) if backend.normalizer else {}
+    waiting = [json.loads(backend.normalizer.__getstate__()) if backend.normalizer else {}]
     growth = 1
-    for step in state.get("normalizers", [state]):
+    while waiting:
+        step = waiting.pop()
+        waiting += step.get("normalizers", [])
         growth *= max(1, len(step.get("content") or "")) if step.get("type") == "Replace" else 1
         if growth > 64 or len(step.get("prepend") or "") > 64:
             raise TokenizerError("its normalizer makes text much longer; is this file damaged?")
@@ -165,6 +174,10 @@ def read_config(file: Path) -> dict[str, Any]:
     keeps in a file of its own."""
     place = file.with_name("tokenizer_config.json")
     config = read_object(place) if place.is_file() else {}
+    try:
+        json.dumps(config, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise FileError(f"{place} has half a surrogate pair in a string") from None
     template = file.with_name("chat_template.jinja")
     return config | {"chat_template": _text(template)} if template.is_file() else config
 

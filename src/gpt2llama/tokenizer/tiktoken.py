@@ -16,7 +16,7 @@ from .bpe import Parts, add_specials, byte_alphabet, byte_level
 from .merges import merges_of
 from .splits import SPLITS
 
-_PIECES = 128_000
+LLAMA_3_PIECES = 128_000
 _BEGIN, _END = "<|begin_of_text|>", "<|end_of_text|>"
 LLAMA_3_SPECIALS = (
     *(_BEGIN, _END, "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"),
@@ -28,10 +28,10 @@ LLAMA_3_SPECIALS = (
 
 def read_llama3(content: bytes) -> Parts:
     ranks = read_ranks(content)
-    if len(ranks) != _PIECES:
+    if len(ranks) != LLAMA_3_PIECES:
         raise TokenizerError(
-            f"it has {len(ranks):,} pieces, and Llama 3's has {_PIECES:,}; another model's split "
-            "pattern is not in its file, so use its tokenizer.json"
+            f"it has {len(ranks):,} pieces, and Llama 3's has {LLAMA_3_PIECES:,}; another model's "
+            "split pattern is not in its file, so use its tokenizer.json"
         )
     backend = from_ranks(ranks, SPLITS["llama-bpe"], LLAMA_3_SPECIALS)
     return backend, {"bos_token": _BEGIN, "eos_token": _END, "add_bos_token": True}

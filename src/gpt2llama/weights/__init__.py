@@ -143,6 +143,8 @@ def check_target(folder: str | PathLike[str], format: str, dtype: str | None) ->
             raise InputError(f"dtype must be one of {', '.join(FILE_TYPES)} (got {dtype!r})")
         if place.exists():
             raise FileError(f"{place} exists already; name another file or delete it")
+        if place.suffix in (".json", ".pt", ".pth", ".safetensors"):
+            raise InputError(f"{place} would not be taken for a GGUF file; call it NAME.gguf")
     elif dtype is not None:
         raise InputError(f"dtype={dtype!r} is GGUF's; convert the model with .to() for {format}")
     elif place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -199,9 +201,9 @@ def _read_tokenizer(folder: Path, fingerprint: str | None) -> Tokenizer:
         ends = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
         if ends is not None:
             for id in ends if isinstance(ends, list) else [ends]:
-                if type(id) is not int:
+                if type(id) not in (int, type(None)):
                     raise TokenizerError(f"{folder / name}: eos_token_id {id!r} must be a number")
-                if 0 <= id < tokenizer.vocab_size:
+                if id is not None and 0 <= id < tokenizer.vocab_size:
                     tokenizer.stop_ids |= {id}
             break
     return tokenizer

@@ -279,7 +279,8 @@ def _context(cfg: ModelConfig) -> int:
     """What YaRN reaches: a config may keep the original length, as Qwen2.5's card has it."""
     scaling = cfg.rope_scaling
     if isinstance(scaling, YarnScaling):
-        return max(cfg.max_seq_len, round(scaling.factor * scaling.original_max_seq_len))
+        reach = min(scaling.factor * scaling.original_max_seq_len, 2**31)
+        return max(cfg.max_seq_len, round(reach))
     return cfg.max_seq_len
 
 

@@ -19,7 +19,7 @@ def read_keys(
     inert: Collection[str] = (),
 ) -> _Fields:
     """ConfigError names a key that is missing, unknown or of a wrong value; null is missing."""
-    left = without({k: v for k, v in values.items() if k not in inert}, ignore_keys)
+    left = {k: v for k, v in without(values, ignore_keys).items() if k not in inert}
     known = field_names(cls)
     for key in left.keys() - set(known):
         like = did_you_mean(str(key), known)

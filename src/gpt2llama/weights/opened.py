@@ -51,7 +51,7 @@ class Opened:
     from_file is given them one at a time; change: how it changes a tensor, in words, by its name in
     the file. repeats: the names of a head that the file holds though the config ties it, and of
     the embedding. notes: what a user may want to know, a line each. facts: of the tokenizer, where
-    they can be had without building it. readers: how many tensors are worth reading at once.
+    they can be had quickly. readers: how many tensors are worth reading at once.
     """
 
     where: str

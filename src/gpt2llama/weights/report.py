@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .build import settle_head
+from .build import check, settle_head
 from .opened import Opened
 
 
@@ -24,10 +24,11 @@ class Mapped:
 
 
 def report(opened: Opened) -> list[Mapped]:
-    """A line for every tensor of the file, in the file's order."""
+    """A line for every tensor of the file, in the file's order; WeightsError if it cannot load."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `load` says it of a head that is kept
         settled = settle_head(opened)
+    check(settled)
     lines = []
     for name, info in opened.headers.items():
         ours: tuple[str, ...] = ()
