@@ -28,7 +28,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": {"model", "tokenizer"},
     "data": {"tokenizer"},
     "train": {"model", "data", "tokenizer", "weights", "plan"},
-    "demo": {"assets", "data", "generate", "model", "plan", "tokenizer", "train", "weights"},
+    "corpus": {"assets", "data", "tokenizer"},
+    "demo": {"corpus", "data", "generate", "model", "plan", "tokenizer", "train", "weights"},
+    "evolve": {
+        *("assets", "corpus", "data", "generate", "model", "plan", "tokenizer", "train", "weights"),
+    },
     "__main__": {"cli"},
     "__init__": {"errors", "generate", "model", "tokenizer", "weights"},  # the public names
 }

@@ -25,7 +25,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         n_layers=2, d_model=32, n_heads=2, n_kv_heads=1, d_ff=48, vocab_size=600
     )
     monkeypatch.setattr(room, "MODEL", small)
-    monkeypatch.setattr(room, "fetch", no_network)
+    monkeypatch.setattr("gpt2llama.corpus.fetch", no_network)
     monkeypatch.setattr(room, "gemm_limit", lambda dtype: 1e12)  # enough for dropout to be on
 
 

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import bz2
 import itertools
-import json
 import lzma
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from .assets import fetch
+from .corpus import corpus_texts, prepare_corpus
 from .data.batches import TokenData
-from .data.documents import read_documents
-from .data.prepare import prepare
-from .errors import AssetError, FileError, InputError
+from .errors import FileError, InputError
 from .generate import stream
 from .model.presets import preset
 from .plan import flops_per_token
-from .tokenizer import train_bpe
-from .train.config import RunConfig, TrainConfig
+from .train.config import SHORT_RUN, RunConfig
 from .train.metrics import evaluate, evaluate_text
 from .train.run import WORTH_COMPILING, draw_curve, make_trainer, pick_device
 from .train.run_folder import RunFolder, read_metrics
@@ -36,24 +31,7 @@ from .weights import load
 
 MODEL = preset("zh-3m")
 PROMPT = "却说曹操"
-HELD_OUT = 0.1  # sanguo: the last 12 of 120 chapters
-PROBE = 12  # steps that are timed before the run's length is settled
-# Marks in the digital text that are no part of the novel; the held-out text keeps its own.
-STRAY = str.maketrans("", "", "□\ufeff")
-
-# Muon learns this corpus in about half of AdamW's tokens. Whatever the number of steps, the probe
-# lies within the warm-up, so that its steps are the run's own first ones.
-RECIPE = TrainConfig(
-    optimizer="muon",
-    lr=3e-3,
-    schedule="wsd",
-    decay=0.7,
-    min_lr=0.02,
-    warmup_steps=20,
-    batch_size=16,
-    eval_every=None,
-    checkpoint_every=None,
-)
+PROBE = 12  # steps that are timed before the run's length is settled: they lie in the warm-up
 MAX_EPOCHS = 10  # past that a model of this size learns the text by heart
 
 
@@ -96,7 +74,7 @@ def demo(
     out = Path(out)
     _check_folder(out)
     with RunFolder(out, resume=True) as folder:
-        corpus = _prepare(folder, say)
+        corpus = prepare_corpus(folder.path, "sanguo", MODEL.vocab_size, say)
         trainer = _plan(folder, minutes, say, report)
         progress = trainer.run()
         draw_curve(folder)
@@ -113,7 +91,7 @@ def demo(
     for piece in stream(model, tokenizer, PROMPT, max_new_tokens=room, **settings):
         write(piece)
         pieces.append(piece)
-    known = "\n".join(_texts(out)).encode("utf-8")[: -score.bytes]
+    known = "\n".join(corpus_texts(out)).encode("utf-8")[: -score.bytes]
     return DemoResult(
         folder=out,
         corpus=corpus,
@@ -134,48 +112,6 @@ def _check_folder(out: Path) -> None:
         raise FileError(f"{out} is in use, and not by a demo; name another --out")
 
 
-def _prepare(folder: RunFolder, say: Callable[[str], None]) -> str:
-    """corpus.jsonl and data/, unless they are there; the name of the corpus."""
-    path, data = folder.path / "corpus.jsonl", folder.path / "data"
-    prose = files("gpt2llama.data").joinpath("prose.zh.txt").read_text(encoding="utf-8")
-    if not path.exists():
-        name, texts = _corpus(prose, say)
-        lines = [{"text": text, "corpus": name} for text in texts]
-        folder.write_text(
-            path.name, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        )
-    with path.open(encoding="utf-8") as file:
-        name = json.loads(file.readline())["corpus"]
-    if not data.exists():
-        texts = _texts(folder.path)
-        learned = texts[: len(texts) - max(1, round(len(texts) * HELD_OUT))]
-        say(f"training a tokenizer on {sum(map(len, learned)):,} characters")
-        tokenizer = train_bpe(learned + [prose] * (name != "prose"), MODEL.vocab_size)
-        done = prepare([path], tokenizer, data, HELD_OUT)
-        say(
-            f"{done.train.tokens:,} tokens to train on, {done.held_out.tokens:,} held out; "
-            f"{done.leaked_windows} held-out windows also occur in training"
-        )
-    return str(name)
-
-
-def _corpus(prose: str, say: Callable[[str], None]) -> tuple[str, list[str]]:
-    """The novel's chapters, or without a network the sections of the prose that ships."""
-    try:
-        chapters = [d.text for d in read_documents([fetch("sanguo", timeout=90)])]
-    except AssetError as error:
-        say(f"{error}")
-        say("training on the small text that ships instead: expect little of the model")
-        return "prose", prose.strip().split("\n\n")
-    first_held = len(chapters) - round(len(chapters) * HELD_OUT)
-    return "sanguo", [c.translate(STRAY) for c in chapters[:first_held]] + chapters[first_held:]
-
-
-def _texts(out: Path) -> list[str]:
-    with (out / "corpus.jsonl").open(encoding="utf-8", newline="\n") as file:
-        return [json.loads(line)["text"] for line in file]
-
-
 def _plan(
     folder: RunFolder,
     minutes: float,
@@ -192,13 +128,13 @@ def _plan(
         return make_trainer(run, folder, lambda line: report(line, steps[0]))
     data = folder.path.resolve() / "data"
     tokens = len(TokenData.open(data).train)
-    dtype = computing_dtype(RECIPE, torch.device(pick_device(RECIPE.device)))
+    dtype = computing_dtype(SHORT_RUN, torch.device(pick_device(SHORT_RUN.device)))
     flops = 0.4 * gemm_limit(dtype) * minutes * 60  # a guess at what fits
     guess = flops / flops_per_token(MODEL) / tokens  # epochs
     compiled = can_compile() and flops > WORTH_COMPILING
     run = RunConfig(
         model=MODEL.replace(dropout=0.15 if guess > 4 else 0.05 if guess > 2 else 0.0),
-        train=RECIPE.replace(steps=1_000_000, compile="on" if compiled else "off"),
+        train=SHORT_RUN.replace(steps=1_000_000, compile="on" if compiled else "off"),
         data=str(data),
     )
     trainer = make_trainer(run, folder, lambda line: report(line, steps[0]))

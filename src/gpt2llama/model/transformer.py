@@ -165,13 +165,13 @@ class Transformer(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def reset_parameters(self, draw: Any = lambda name: None) -> None:  # name -> its Generator
         """Normal(0, 0.02), residual projections / sqrt(2 L) as in GPT-2; norms 1, biases 0."""
         for name, p in self.named_parameters():
             residual = name.endswith(("o_proj.weight", "down_proj.weight"))
             std = 0.02 / math.sqrt(2 * self.config.n_layers if residual else 1)
             one = 0.0 if name.endswith("bias") else 1.0
-            nn.init.normal_(p, std=std) if p.dim() > 1 else nn.init.constant_(p, one)
+            nn.init.constant_(p, one) if p.dim() < 2 else nn.init.normal_(p, 0, std, draw(name))
 
     def forward(
         self, ids: Tensor, *, logits_to_keep: int = 0, return_attention: bool = False, **how: Any

@@ -22,6 +22,10 @@ from ..errors import FileError, WeightsError
 from ..weights.files import read_json, read_tensors, write_json, write_tensors
 
 
+class InUseError(FileError):
+    """Another process holds the folder."""
+
+
 class RunFolder:
     """`resume`: take up a used folder; else it must be new or empty. Raises FileError."""
 
@@ -156,7 +160,7 @@ def _hold(path: Path) -> IO[bytes]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
-        raise FileError(
+        raise InUseError(
             f"{path.parent} is in use by another process; wait for it or name another --out"
         ) from None
     return file

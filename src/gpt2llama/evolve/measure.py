@@ -1,0 +1,117 @@
+"""What is measured of a trained model besides its held-out loss."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.batches import Batch, TokenData, held_out_windows
+from ..generate import generate_ids
+from ..model.transformer import Transformer
+from ..train.metrics import evaluate
+from ..train.speed import peak_rss
+
+BUCKETS = 16  # of a window's positions
+TOKENS = 16384  # held-out tokens that each of these reads, the first ones
+
+
+def measure(
+    model: Transformer, data: TokenData, start_id: int | None, seq_len: int
+) -> dict[str, Any]:
+    """Loss by position at the trained length, twice and four times it; int8 and int4 rounding;
+    decoding speed; the process's peak memory."""
+    model.eval()
+    texts = {
+        length: _windows(data, length, start_id) for length in (seq_len, 2 * seq_len, 4 * seq_len)
+    }
+    plain = _nats_per_token(model, texts[seq_len])
+    rounded = {}
+    for bits in (8, 4):
+        worse = _nats_per_token(round_weights(model, bits), texts[seq_len]) - plain
+        rounded[f"int{bits}_nats_per_token_more"] = worse
+    return {
+        "by_position": {str(n): loss_by_position(model, text) for n, text in texts.items()},
+        **rounded,
+        "decode_tokens_per_s": decode_speed(model),
+        "peak_rss_bytes": peak_rss(),
+    }
+
+
+@torch.inference_mode()
+def loss_by_position(model: Transformer, batches: list[Batch]) -> list[float] | None:
+    """Mean nats per token in BUCKETS equal parts of the window; None where a learned table ends."""
+    length = batches[0].ids.shape[1]
+    if length > model.position_limit:
+        return None
+    sums, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length)
+    for batch in batches:
+        logits = model(batch.ids).float()
+        nats = F.cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none")
+        sums += nats.sum(0).double()
+        counts += (batch.targets >= 0).sum(0)
+    parts = zip(sums.chunk(BUCKETS), counts.chunk(BUCKETS), strict=True)
+    return [float(total.sum() / count.sum().clamp(min=1)) for total, count in parts]
+
+
+def round_weights(model: Transformer, bits: int, group: int = 32) -> Transformer:
+    """A copy whose matrices are rounded to nearest: int8 a scale a row, int4 a scale a group."""
+    rounded = copy.deepcopy(model)
+    seen: set[int] = set()
+    for module in rounded.modules():
+        if isinstance(module, nn.Linear) and module.weight.data_ptr() not in seen:
+            seen.add(module.weight.data_ptr())  # a tied table once
+            size = module.weight.shape[1] if bits == 8 else group
+            module.weight.data = rounded_to(module.weight.data, bits, size)
+            if model.config.tie_embeddings and module is rounded.lm_head:
+                rounded.embed_tokens.weight = module.weight
+    return rounded
+
+
+def rounded_to(weight: Tensor, bits: int, group: int) -> Tensor:
+    """(R, C) symmetrically to `bits` with a scale for every `group` columns, the last part less."""
+    largest = 2 ** (bits - 1) - 1
+    parts = []
+    for part in torch.split(weight, group, dim=1):
+        scale = part.abs().amax(1, keepdim=True) / largest
+        parts.append((part / scale.clamp(min=1e-12)).round().clamp(-largest, largest) * scale)
+    return torch.cat(parts, dim=1)
+
+
+def decode_speed(model: Transformer) -> float:
+    """Tokens a second, batch 1, greedy, half the context after a quarter of it."""
+    prompt = [list(range(1, 1 + model.config.max_seq_len // 4))]
+    count = model.config.max_seq_len // 2
+    generate_ids(model, prompt, max_new_tokens=4, temperature=0.0)  # warms up
+    begun = time.perf_counter()
+    generate_ids(model, prompt, max_new_tokens=count, temperature=0.0)
+    return count / (time.perf_counter() - begun)
+
+
+def reset_peak() -> None:
+    """Linux counts the peak memory anew from here; elsewhere it stays the process's."""
+    if sys.platform == "linux":
+        try:
+            with open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
+                file.write("5")
+        except OSError:
+            pass
+
+
+def _windows(data: TokenData, length: int, start_id: int | None) -> list[Batch]:
+    """Whole ones only: the same tokens at every length."""
+    count = max(1, min(TOKENS, len(data.held_out)) // length)
+    rows = max(1, 4096 // length)
+    windows = held_out_windows(data.held_out[: count * length], length, start_id, rows)
+    return [batch for batch in islice(windows, count) if batch.ids.shape[1] == length]
+
+
+def _nats_per_token(model: Transformer, batches: list[Batch]) -> float:
+    nats, tokens = evaluate(model, batches)
+    return nats / tokens
