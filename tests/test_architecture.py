@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": {"model", "tokenizer"},
     "data": {"tokenizer"},
     "train": {"model", "data", "tokenizer", "weights", "plan"},
+    "evolve": {"assets", "data", "generate", "model", "plan", "tokenizer", "train", "weights"},
     "demo": {"assets", "data", "generate", "model", "plan", "tokenizer", "train", "weights"},
     "__main__": {"cli"},
     "__init__": {"errors", "generate", "model", "tokenizer", "weights"},  # the public names
