@@ -26,8 +26,8 @@ def decoding_bound() -> Finding:
     from ...model.kv_cache import KVCache
     from ...model.transformer import Transformer
 
-    # 170 MB of weights: too many for the caches of a processor.
-    cfg = preset("zh-3m").replace(n_layers=4, n_heads=16, d_model=1024, d_ff=2816)
+    # 110 MB of weights: too many for the caches of a processor.
+    cfg = preset("zh-3m").replace(n_layers=2, n_heads=16, d_model=1024, d_ff=2816)
     model, ids = Transformer(cfg).eval(), torch.zeros(1, 1, dtype=torch.long)
     cache = KVCache(cfg, batch_size=1, max_len=8)
 
@@ -132,7 +132,8 @@ def cost_of_gpt2() -> Finding:
         "or better data",
         f"8 张 H100，按 989 TFLOP/s（凭记忆）的 {MFU:.0%}、每张每小时 {price:g} 美元：{hours} 小时 "
         f"{cost:.0f} 美元，{flops:.1e} FLOPs，GPT-2 XL 可训 {tokens / 1e9:.1f}B 词元；"
-        f"按每参数 20 词元，XL 要 {needed:.0f} 小时、{cost_needed:,.0f} 美元：因此须用更小的模型或更好的数据",
+        f"按每参数 20 词元，XL 要 {needed:.0f} 小时、{cost_needed:,.0f} 美元："
+        "因此须用更小的模型或更好的数据",
     )
 
 

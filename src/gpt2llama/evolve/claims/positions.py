@@ -134,7 +134,8 @@ def two_layouts() -> Finding:
         f"{EXACT:g}); not interchangeable: a score of {scores:.3f} becomes {wrong:.3f}. Meta and "
         "llama GGUF: adjacent; Hugging Face and ours: halves",
         f"同一个函数的两种排列：把 Q、K 的行重排后相等（差 ≤ {EXACT:g}）；不能混用："
-        f"分数 {scores:.3f} 会变成 {wrong:.3f}。Meta 与 llama GGUF：相邻；Hugging Face 与本项目：两半",
+        f"分数 {scores:.3f} 会变成 {wrong:.3f}。"
+        "Meta 与 llama GGUF：相邻；Hugging Face 与本项目：两半",
     )
 
 

@@ -19,9 +19,9 @@ def nanochat() -> Finding:
     others = sorted(found - claimed)
     return Finding(
         "true" if not wrong else "wrong-in-part" if right else "wrong",
-        f"right: {', '.join(right)} (without weights); not so: {', '.join(wrong)} (GQA is off by "
-        f"default); instead: {', '.join(others)}",
-        f"对的：{'、'.join(right)}（没有权重）；不对的：{'、'.join(wrong)}（GQA 默认不开）；"
+        f"right: {', '.join(right)}, though its norm has no weights; not so: {', '.join(wrong)} "
+        f"(GQA is off by default); instead: {', '.join(others)}",
+        f"对的：{'、'.join(right)}，但它的归一化没有权重；不对的：{'、'.join(wrong)}（GQA 默认不开）；"
         f"实际是：{'、'.join(others)}",
     )
 
@@ -49,10 +49,9 @@ def equal_shapes() -> Finding:
     from ...model.transformer import Transformer
 
     cfg = preset("zh-3m").replace(n_layers=1, vocab_size=64, n_kv_heads=None)
-    torch_state = torch.random.get_rng_state()
-    torch.manual_seed(0)
-    model = Transformer(cfg)
-    torch.random.set_rng_state(torch_state)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Transformer(cfg)
     for weight in model.layers.parameters():  # as large as trained ones, so that it shows
         if weight.dim() == 2:
             weight.data.mul_(5)

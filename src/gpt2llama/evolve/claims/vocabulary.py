@@ -102,10 +102,10 @@ def tying_in_a_small_model() -> Finding:
     needed = [rest * wanted / (1 - tables * wanted) / cfg.d_model for tables in (1, 2)]
     return Finding(
         "true" if abs(percent - wanted) < 0.01 else "wrong",
-        f"{saved:,} numbers, {percent:.1%}; {wanted:.0%} needs V near {needed[0]:,.0f} (counted against the tied "
-        f"model) to {needed[1]:,.0f} (the untied)",
-        f"{saved:,} 个数，{percent:.1%}；要省 {wanted:.0%}，V 约为 {needed[0]:,.0f}（以共享后的模型计）到 "
-        f"{needed[1]:,.0f}（以不共享的模型计）",
+        f"{saved:,} numbers, {percent:.1%}; {wanted:.0%} needs V near {needed[0]:,.0f} "
+        f"(counted against the tied model) to {needed[1]:,.0f} (the untied)",
+        f"{saved:,} 个数，{percent:.1%}；要省 {wanted:.0%}，"
+        f"V 约为 {needed[0]:,.0f}（以共享后的模型计）到 {needed[1]:,.0f}（以不共享的模型计）",
     )
 
 
