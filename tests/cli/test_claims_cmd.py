@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from gpt2llama.cli.claims import Row, page, table
-from gpt2llama.evolve.claims import CLAIMS
+from gpt2llama.evolve.claims import CLAIMS, Finding
 
 DOCS = Path(__file__).parents[2] / "docs"
 Run = Callable[..., tuple[str, str]]
@@ -91,7 +91,9 @@ def test_the_committed_page_is_what_the_code_gives(
         return [line for found, line in numbered if not (found and int(found[1]) in moving)]
 
     committed = (DOCS / name).read_text(encoding="utf-8")
-    now = page([Row(claim, claim.check()) for claim in CLAIMS], language)
+    skipped = Finding("not-measured", "", "")
+    findings = [skipped if claim.number in moving else claim.check() for claim in CLAIMS]
+    now = page(list(map(Row, CLAIMS, findings)), language)
     assert still(committed) == still(now)
     assert len(committed.splitlines()) == len(now.splitlines())
     assert f"gpt2llama claims --quick --markdown {language}" in committed
