@@ -21,8 +21,8 @@ def nanochat() -> Finding:
         "true" if not wrong else "wrong-in-part" if right else "wrong",
         f"right: {', '.join(right)}, though its norm has no weights; not so: {', '.join(wrong)} "
         f"(GQA is off by default); instead: {', '.join(others)}",
-        f"对的：{'、'.join(right)}，但它的归一化没有权重；不对的：{'、'.join(wrong)}（GQA 默认不开）"
-        f"；实际是：{'、'.join(others)}",
+        f"对的：{'、'.join(right)}，但它的归一化没有权重；不对的：{'、'.join(wrong)}"
+        f"（GQA 默认不开）；实际是：{'、'.join(others)}",
     )
 
 
