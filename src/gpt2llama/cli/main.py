@@ -28,6 +28,7 @@ COMMANDS = {
     "convert": "Write a model in another format: Hugging Face, GGUF or ours.",
     "inspect": "What a model is, from its headers alone; or how two differ.",
     "plan": "Parameters, FLOPs and bytes of a config, by arithmetic.",
+    "claims": "What is said of GPT and Llama, checked.",
     "bench": "Measure speed against this machine's limit.",
 }
 

@@ -1,0 +1,99 @@
+"""`gpt2llama claims`: JSON, one line a claim, a table of 80 columns, and the committed pages."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from rich.console import Console
+
+from gpt2llama.cli.claims import Row, page, table
+from gpt2llama.evolve.claims import CLAIMS, Finding
+
+DOCS = Path(__file__).parents[2] / "docs"
+Run = Callable[..., tuple[str, str]]
+
+
+def test_json_has_every_row_in_order(run: Run) -> None:
+    out, _ = run("claims", "--quick", "--json")
+    rows = json.loads(out)["claims"]
+    assert [row["number"] for row in rows] == list(range(1, 56))
+    assert all(list(row) == ["number", "claim", "verdict", "figure", "command"] for row in rows)
+    unmeasured = {row["number"] for row in rows if row["verdict"] == "not-measured"}
+    assert unmeasured == {8, 9, 13, 14, 23, 28, 29, 32, 39, 46}
+
+
+def test_picked_rows_are_a_line_each_when_piped(run: Run) -> None:
+    out, _ = run("claims", "--number", 18, "--number", 16)
+    lines = [line.split("\t") for line in out.splitlines()]
+    assert [(line[0], line[2]) for line in lines] == [("18", "true"), ("16", "true")]
+    assert "10,737,418,240" in lines[0][3]
+    assert lines[0][4] == "gpt2llama claims --quick --number 18"
+
+
+def test_the_command_of_a_row_makes_that_row(run: Run) -> None:
+    _, *arguments = CLAIMS[52].command.split()
+    out, _ = run(*arguments, "--json")
+    (row,) = json.loads(out)["claims"]
+    assert (row["number"], row["verdict"]) == (53, "both")
+    assert "3,147,520" in row["figure"]
+
+
+def test_the_table_keeps_to_80_columns() -> None:
+    rows = [Row(claim, claim.check()) for claim in CLAIMS if not claim.times_machine]
+    console = Console(width=80, file=io.StringIO())
+    console.print(table(rows))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    for claim in ("10,737,418,240 and 1,342,177,280", "not-measurable-here", "--number 55"):
+        assert claim in text
+
+
+def test_refusals(run: Run) -> None:
+    assert "numbered 1 to 55" in run("claims", "--number", 56, code=1)[1]
+    assert "use --quick" in run("claims", "--train", "--number", 18, code=1)[1]
+
+
+def test_training_shows_its_budget_before_it_is_refused(run: Run) -> None:
+    out, err = run("claims", "--train", "--number", 8, "--tokens", 1000, code=1)
+    assert out == ""
+    assert "10 runs" in err
+    assert "FLOPs" in err
+    assert "--train cannot run" in err
+
+
+def test_arithmetic_needs_no_torch() -> None:
+    script = (
+        "import sys; from gpt2llama.evolve.claims import CLAIMS; "
+        "print(CLAIMS[17].check().verdict, CLAIMS[52].check().verdict, 'torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["true", "both", "False"]
+
+
+@pytest.mark.parametrize(("language", "name"), [("en", "claims.md"), ("zh", "claims.zh.md")])
+def test_the_committed_page_is_what_the_code_gives(
+    language: Literal["en", "zh"], name: str
+) -> None:
+    """But for the machine's speeds and what a trained run has put there."""
+    moving = {claim.number for claim in CLAIMS if claim.times_machine or claim.trained}
+
+    def still(text: str) -> list[str]:
+        numbered = [(re.match(r"\| (\d+) \|", line), line) for line in text.splitlines()]
+        return [line for found, line in numbered if not (found and int(found[1]) in moving)]
+
+    committed = (DOCS / name).read_text(encoding="utf-8")
+    skipped = Finding("not-measured", "", "")
+    findings = [skipped if claim.number in moving else claim.check() for claim in CLAIMS]
+    now = page(list(map(Row, CLAIMS, findings)), language)
+    assert still(committed) == still(now)
+    assert len(committed.splitlines()) == len(now.splitlines())
+    assert f"gpt2llama claims --quick --markdown {language}" in committed
