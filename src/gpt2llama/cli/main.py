@@ -29,6 +29,7 @@ COMMANDS = {
     "inspect": "What a model is, from its headers alone; or how two differ.",
     "plan": "Parameters, FLOPs and bytes of a config, by arithmetic.",
     "claims": "What is said of GPT and Llama, checked.",
+    "evolve": "What each change from GPT to Llama buys: a ladder with intervals.",
     "bench": "Measure speed against this machine's limit.",
 }
 

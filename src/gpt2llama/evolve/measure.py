@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import time
 from itertools import islice
@@ -102,6 +103,11 @@ def reset_peak() -> None:
                 file.write("5")
         except OSError:
             pass
+
+
+def bits_of_tokens(nats_per_token: float, data: TokenData) -> float:
+    """Nats per held-out token as bits per held-out byte."""
+    return nats_per_token / math.log(2) * len(data.held_out) / data.held_out_bytes
 
 
 def _windows(data: TokenData, length: int, start_id: int | None) -> list[Batch]:

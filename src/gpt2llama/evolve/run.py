@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import statistics
 import time
@@ -123,18 +124,13 @@ def _train(job: Job, folder: RunFolder, report: Report) -> dict[str, Any]:
     return {
         **result,
         "diverged": False,
-        "bits_per_byte": bits(nats, data.held_out_bytes),
+        "bits_per_byte": nats / math.log(2) / data.held_out_bytes,
         "seconds": seconds,
         "tokens_per_s": statistics.median(at["tokens_per_s"] for at in lines),
         "curve": curve,
         "held_out_curve": watched_curve,
         **measure(model, data, tokenizer.bos_id, seq_len),
     }
-
-
-def bits(nats: float, size: int) -> float:
-    """Bits per byte of a text of `size` bytes."""
-    return nats / 0.6931471805599453 / size
 
 
 def new_model(run: RunConfig) -> Transformer:
