@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from gpt2llama.errors import InputError
-from gpt2llama.evolve.stats import (
+from gpt2llama.evolve.intervals import (
     Array,
-    compare,
     detectable,
     equal_variance_p,
     estimate,
-    factorial,
     holm,
     pooled_degrees_of_freedom,
 )
+from gpt2llama.evolve.stats import compare, factorial
 
 SWEEPS, RUNGS = 2_000, 10
 NAMES = [f"rung {i}" for i in range(RUNGS)]
@@ -307,10 +306,21 @@ def test_one_seed_gives_a_difference_and_no_verdict() -> None:
 
 
 def test_no_common_seed_gives_nothing() -> None:
-    diverged = {"a": {0: 2.0, 1: None}, "b": {0: None, 1: 2.0}, "c": {0: 2.0, 1: 3.0}}
+    diverged: dict[str, dict[int, float | None]] = {
+        "a": {0: 2.0, 1: None},
+        "b": {0: None, 1: 2.0},
+        "c": {0: 2.0, 1: 3.0},
+    }
     first, second = compare(diverged, [("b", "a"), ("c", "b")]).comparisons
     assert (first.seeds, first.difference, first.verdict) == (0, None, None)
     assert (second.seeds, second.difference, second.verdict) == (1, 1.0, None)
+
+
+def test_nothing_to_compare() -> None:
+    analysis = compare({"a": {0: 1.0, 1: 2.0}}, [])
+    assert (analysis.comparisons, analysis.degrees_of_freedom, analysis.pooled) == ((), 0, False)
+    (found,) = compare({"a": {}, "b": {}}, [("b", "a")]).comparisons
+    assert (found.seeds, found.difference, found.verdict) == (0, None, None)
 
 
 def test_runs_equal_to_the_bit_tell_nothing_of_the_noise() -> None:
@@ -341,7 +351,9 @@ def test_one_difference_on_every_seed_is_pooled_like_any_other() -> None:
 def test_a_switch_without_effect_in_a_factorial() -> None:
     """Sums of the same numbers in another order differ by rounding; that is no noise."""
     real = {0: (1.1, 1.3, 1.7), 1: (0.9, 1.25, 1.4)}
-    results = {(a, b): dict(enumerate(real[a])) for a in (0, 1) for b in (0, 1)}
+    results: dict[tuple[int, ...], dict[int, float]] = {
+        (a, b): dict(enumerate(real[a])) for a in (0, 1) for b in (0, 1)
+    }
     effect, nothing, interaction = factorial(results, ["a", "b"]).comparisons
     wanted = scipy_stats.ttest_rel(real[1], real[0])
     assert effect.p == pytest.approx(wanted.pvalue)
@@ -387,7 +399,11 @@ def test_losses_must_be_finite(value: float) -> None:
 
 
 def test_a_factorial_must_be_full() -> None:
-    results = {(0, 0): {0: 1.0}, (0, 1): {0: 1.0}, (1, 0): {0: 1.0}}
+    results: dict[tuple[int, ...], dict[int, float]] = {
+        (0, 0): {0: 1.0},
+        (0, 1): {0: 1.0},
+        (1, 0): {0: 1.0},
+    }
     with pytest.raises(InputError, match=r"its 4 combinations .*\(1, 1\) is missing"):
         factorial(results, ["a", "b"])
     with pytest.raises(InputError, match=r"\(1, 2\) is none of them"):
