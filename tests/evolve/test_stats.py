@@ -348,16 +348,16 @@ def test_one_difference_on_every_seed_is_pooled_like_any_other() -> None:
     assert analysis.comparisons[1].p == pytest.approx(wanted)
 
 
-def test_a_switch_without_effect_in_a_factorial() -> None:
+def test_switches_without_effect_in_a_factorial() -> None:
     """Sums of the same numbers in another order differ by rounding; that is no noise."""
-    real = {0: (1.1, 1.3, 1.7), 1: (0.9, 1.25, 1.4)}
-    results: dict[tuple[int, ...], dict[int, float]] = {
-        (a, b): dict(enumerate(real[a])) for a in (0, 1) for b in (0, 1)
+    off, on = np.random.default_rng(0).normal(size=(2, 5))
+    results = {
+        levels: dict(enumerate(map(float, on if levels[0] else off)))
+        for levels in itertools.product((0, 1), repeat=4)
     }
-    effect, nothing, interaction = factorial(results, ["a", "b"]).comparisons
-    wanted = scipy_stats.ttest_rel(real[1], real[0])
-    assert effect.p == pytest.approx(wanted.pvalue)
-    for found in (nothing, interaction):
+    effect, *others = factorial(results, ["a", "b", "c", "d"]).comparisons
+    assert effect.p == pytest.approx(scipy_stats.ttest_rel(on, off).pvalue)
+    for found in others:
         assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
 
 
