@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"tokenizer"},
     "train": {"model", "data", "tokenizer", "weights", "plan"},
     "demo": {"assets", "data", "generate", "model", "plan", "tokenizer", "train", "weights"},
+    "evolve": {"assets", "data", "generate", "model", "plan", "tokenizer", "train", "weights"},
     "__main__": {"cli"},
     "__init__": {"errors", "generate", "model", "tokenizer", "weights"},  # the public names
 }

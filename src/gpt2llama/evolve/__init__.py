@@ -1,0 +1,1 @@
+"""The ladder experiment: what does each change buy? With an error bar."""
