@@ -49,7 +49,7 @@ CHANGES = {
 def invented(rungs: int = 10, seeds: int = 3, steps: int = 195) -> dict[str, Any]:
     """Plausible results of a ladder: one diverged seed, learned positions without a loss beyond."""
     draw = random.Random(7)
-    gains = (0, -0.21, -0.012, 0.004, -0.003, -0.083, -0.041, 0.009, 0.001, -0.028)
+    gains = (0, -0.21, -0.012, 0.004, -0.003, -0.083, -0.041, 0.026, 0.001, -0.028)
     verdicts = (None, "helps", *["no difference shown"] * 3, "helps", "helps", "hurts")
     verdicts += ("no difference shown", "helps")
     out, loss, before = [], 2.71, None

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from . import charts
+from . import charts, svg
 from .sentences import (
     SIZES,
     Column,
@@ -50,7 +50,7 @@ def page(results: Results) -> str:
     own = files(__package__)
     return _PAGE.format(
         title=escape(title(results, WORDS["en"])),
-        style=_variables() + charts.style() + own.joinpath("page.css").read_text(encoding="utf-8"),
+        style=_variables() + svg.style() + own.joinpath("page.css").read_text(encoding="utf-8"),
         bodies="\n".join(_body(results, language) for language in WORDS),
         script=own.joinpath("page.js").read_text(encoding="utf-8"),
     )
@@ -58,7 +58,7 @@ def page(results: Results) -> str:
 
 def _variables() -> str:
     light, dark = (
-        "".join(f"--{name}:{pair[i]};" for name, pair in charts.COLORS.items()) for i in (0, 1)
+        "".join(f"--{name}:{pair[i]};" for name, pair in svg.COLORS.items()) for i in (0, 1)
     )
     return f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
 

@@ -31,8 +31,8 @@ from .words import WORDS, Words, fixed, mebibytes, percent, signed, whole
 def write_report(results: Results, folder: Path) -> None:
     """Writes the five files, each whole or not at all, over those of an earlier report.
 
-    results: as docs/evolve.md lists them; a number that is not finite becomes null.
-    FileError if a file cannot be written.
+    results: what `evolve --json` prints, with every run's curves; a number that is not finite
+    becomes null. FileError if a file cannot be written.
     """
     results = _finite(results)
     contents = {

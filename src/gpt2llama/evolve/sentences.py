@@ -44,7 +44,7 @@ def summary(results: Results, words: Words) -> str:
         compared = sum(rung["verdict"] is not None for rung in rungs)
         text = words["comma"].join(parts)
         said.append(counted(words, "verdicts", compared, parts=text))
-    return " ".join([*said, diverged(results, words)])
+    return words["space"].join([*said, diverged(results, words)])
 
 
 def _verdict_counts(rungs: list[Rung], words: Words) -> list[str]:
@@ -68,9 +68,9 @@ def diverged(results: Results, words: Words) -> str:
 
 def statistics(results: Results, words: Words) -> str:
     """How the intervals were made: pooled or not, and what the check of that said."""
-    if len(results["seeds"]) < 2:
-        return words["no_interval"]
     found = results["statistics"]
+    if all(rung["low"] is None for rung in results["rungs"]):
+        return words["no_interval"]
     p = found["equal_variance_p"]
     check = words["no_check"] if p is None else words["check"].format(p=p_value(p))
     df = f"{found['degrees_of_freedom']:.4g}"
@@ -85,11 +85,14 @@ def how_to_read(results: Results, words: Words) -> list[str]:
     ]
 
 
-def verdict(rung: Rung, results: Results, words: Words) -> str:
-    """`helps`, `reference`, `no difference shown; 3 seeds could detect ≥ 0.0123 (80% power)`."""
+def verdict(rung: Rung, results: Results, words: Words, power: str = "power") -> str:
+    """`helps`, `reference`, `no difference shown; 3 seeds could detect ≥ 0.0123 (80% power)`.
+
+    power: the key of the last one's words, `power_short` where room is small.
+    """
     if rung["verdict"] == "no difference shown" and rung["detectable"] is not None:
         seeds = counted(words, "seeds", len(_pairs(rung, results)))
-        return words["power"].format(seeds=seeds, x=fixed(rung["detectable"]))
+        return words[power].format(seeds=seeds, x=fixed(rung["detectable"]))
     if rung["verdict"] is None:
         return words["reference" if rung["previous"] is None else "no_verdict"]
     return words[rung["verdict"]]
@@ -165,7 +168,7 @@ def columns(results: Results, words: Words) -> list[Column]:
 
     def at_length(length: int) -> Column:
         def value(rung: Rung) -> float | None:
-            return mean(rung["by_position"].get(str(length)))
+            return mean(losses_at(rung, length))
 
         header = words["at_length"].format(n=length)
         return Column(key=f"nats_at_{length}", header=header, value=value, show=fixed)
@@ -193,5 +196,11 @@ def lengths(results: Results) -> list[int]:
     return sorted({int(key) for rung in results["rungs"] for key in rung["by_position"]})
 
 
-def mean(values: list[float] | None) -> float | None:
+def losses_at(rung: Rung, length: int) -> list[float]:
+    """Nats per token in buckets of equal width; empty if undefined, unmeasured or not finite."""
+    losses = rung["by_position"].get(str(length)) or []
+    return [] if None in losses else losses
+
+
+def mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
