@@ -48,9 +48,9 @@ def rung_color(i: int, n: int) -> str:
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The places moved as little as need be to lie `gap` apart between low and high.
+    """The places pushed apart to lie at least `gap` from each other, between low and high.
 
-    In the order they had; where they cannot all fit, they lie evenly.
+    Their order stays; where there is no room for the gap, they lie evenly.
     """
     gap = min(gap, (high - low) / max(1, len(places) - 1))
     order = sorted(range(len(places)), key=lambda i: places[i])
@@ -116,13 +116,13 @@ def grid(
     return out
 
 
-def points(points: Iterable[Point], x: Scale, y: Scale) -> str:
-    return " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
+def points(values: Iterable[Point], x: Scale, y: Scale) -> str:
+    return " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in values)
 
 
-def polyline(points: Sequence[Point], x: Scale, y: Scale, color: str, more: str = "") -> str:
+def polyline(values: Iterable[Point], x: Scale, y: Scale, color: str, more: str = "") -> str:
     return (
-        f'<polyline points="{points(points, x, y)}" fill="none" stroke="{color}" '
+        f'<polyline points="{points(values, x, y)}" fill="none" stroke="{color}" '
         f'stroke-width="1.6" stroke-linejoin="round"{more}/>'
     )
 

@@ -46,8 +46,8 @@ WORDS: dict[str, Words] = {
         "better": "← better",
         "worse": "worse →",
         "ladder": "What each change buys",
-        "ladder_text": "Difference in held-out bits per byte to the rung before, or to the one named "
-        "(lower is better), paired by seed: mean and {confidence} interval.",
+        "ladder_text": "Difference in held-out bits per byte to the rung before, or to the one "
+        "named (lower is better), paired by seed: mean and {confidence} interval.",
         "ladder_axis": "difference in bits per byte",
         "interval": "{confidence} interval",
         "curves": "Loss while training",
@@ -93,10 +93,10 @@ WORDS: dict[str, Words] = {
         "({df} degrees of freedom{check}).",
         "not_pooled": "The variance of the paired differences is each rung's own "
         "({df} degrees of freedom{check}).",
-        "check": "; equal variances: p = {p}",
+        "check": "; equal variances: p\u00a0=\u00a0{p}",
         "no_check": "; equal variances not checked: too few seeds",
-        "no_interval": "No interval and no verdict: these take two rungs, and two seeds that diverged in "
-        "neither.",
+        "no_interval": "No interval and no verdict: these take two rungs, and two seeds that "
+        "diverged in neither.",
         "origin": "Where this comes from",
         "command": "Command",
         "again": "Made by this command:",
@@ -173,8 +173,8 @@ WORDS: dict[str, Words] = {
         "better": "← 更好",
         "worse": "更差 →",
         "ladder": "每处改动带来什么",
-        "ladder_text": "与前一级（或注明的一级）相比，留出文本每字节比特数之差（越低越好），按种子配对：均值与 "
-        "{confidence} 区间。",
+        "ladder_text": "与前一级（或注明的一级）相比，留出文本每字节比特数之差（越低越好），"
+        "按种子配对：均值与 {confidence} 区间。",
         "ladder_axis": "每字节比特数之差",
         "interval": "{confidence} 区间",
         "curves": "训练过程中的损失",
@@ -215,7 +215,7 @@ WORDS: dict[str, Words] = {
         "reading_size": "结果只对这个大小、这个预算和这份数据成立。更大的模型可能给出不同的排序。",
         "pooled": "配对差的方差由各级合并估计（自由度 {df}{check}）。",
         "not_pooled": "配对差的方差由每级各自估计（自由度 {df}{check}）。",
-        "check": "；方差齐性检验 p = {p}",
+        "check": "；方差齐性检验 p\u00a0=\u00a0{p}",
         "no_check": "；种子太少，未检验方差齐性",
         "no_interval": "没有区间，也没有结论：至少要有两级，以及两个在两级中都不发散的种子。",
         "origin": "数据的来历",
