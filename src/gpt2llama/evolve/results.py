@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -27,7 +28,7 @@ _OF_A_RUN = (
 )
 
 
-def summarise(folder: Path, plan: Plan, by_rung: Mapping[str, list[Result]]) -> dict[str, Any]:
+def summarise(folder: Path, plan: Plan, by_rung: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
     """by_rung: the results of each rung's seeds. All rungs are there; a run may have diverged."""
     data, question = TokenData.open(folder / "data"), plan.question
     scores = {
@@ -39,6 +40,7 @@ def summarise(folder: Path, plan: Plan, by_rung: Mapping[str, list[Result]]) -> 
     compared = {comparison.name: comparison for comparison in found.comparisons}
     tokens = plan.train.steps * plan.train.batch_size * (plan.train.seq_len or 0)
     values: dict[str, Any] = {
+        "version": version("gpt2llama"),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["gpt2llama", *sys.argv[1:]]),
         "machine": machine(torch.get_num_threads()),
@@ -77,7 +79,7 @@ def summarise(folder: Path, plan: Plan, by_rung: Mapping[str, list[Result]]) -> 
 
 def _rung(
     rung: Rung,
-    results: list[Result],
+    results: Sequence[Result],
     compared: Comparison | None,
     data: TokenData,
     seq_len: int | None,
@@ -113,7 +115,7 @@ def _rung(
     }
 
 
-def _positions(results: list[Result]) -> dict[str, list[float] | None]:
+def _positions(results: Sequence[Result]) -> dict[str, list[float] | None]:
     """The mean over seeds in each part of the window; None: beyond a learned table."""
     lengths = results[0]["by_position"] if results else {}
     means: dict[str, list[float] | None] = {}
