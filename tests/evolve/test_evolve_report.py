@@ -340,11 +340,25 @@ def test_every_design_can_be_said(results: dict[str, Any], design: str, match: s
     assert "against" not in charts.ladder_chart(changed, WORDS["en"])
 
 
+def test_the_caption_names_what_is_compared(results: dict[str, Any]) -> None:
+    def caption(previous: list[str | None]) -> str:
+        changed = copy.deepcopy(results)
+        for rung, name in zip(changed["rungs"], previous, strict=True):
+            rung["previous"] = name
+        assert ("against" in ladder_svg(changed)) == ("named" in ladder_svg(changed))
+        return charts.ladder_text(changed, WORDS["en"])
+
+    order = [None, *list(CHANGES)[:-1]]
+    assert "to the rung before (lower" in caption(order)
+    assert "to 2017 (lower" in caption([None, *["2017"] * 9])
+    assert "to the rung before, or to the one named (lower" in caption([*order[:-1], "2017"])
+
+
 def test_the_summary_counts(results: dict[str, Any]) -> None:
     said = summary(results, WORDS["en"])
     assert "10 rungs, 3 seeds each" in said
     assert "4 help (pre-norm, rope, swiglu, untied), 1 hurts (gqa), 4 show no difference" in said
-    assert "1 of 30 runs diverged: 2017, seed 1." in said
+    assert "1 of 30 runs diverged: 2017 (seed 1)." in said
     assert f"{results['rungs'][0]['bits_per_byte']:.4f}" in said
 
 

@@ -37,7 +37,20 @@ def ladder_svg(results: Results, language: str = "en") -> str:
 
 
 def ladder_text(results: Results, words: Words) -> str:
-    return words["ladder_text"].format(confidence=percent(results["statistics"]["confidence"]))
+    """The chart's caption, which names the rung that all are compared with, if there is one."""
+    previous = [rung["previous"] for rung in results["rungs"]]
+    before = [None, *(rung["name"] for rung in results["rungs"][:-1])]
+    if previous == before:
+        to = words["before"]
+    else:
+        to = _compared_with(results) or words["before_or_named"]
+    confidence = percent(results["statistics"]["confidence"])
+    return words["ladder_text"].format(previous=to, confidence=confidence)
+
+
+def _compared_with(results: Results) -> str | None:
+    names = {rung["previous"] for rung in results["rungs"]} - {None}
+    return names.pop() if len(names) == 1 else None
 
 
 def ladder_chart(results: Results, words: Words, *, narrow: bool = False) -> str:
@@ -124,9 +137,9 @@ def _ladder(results: Results, words: Words, at: _Ladder) -> tuple[str, int, int]
 def _rung(
     rung: Rung, above: str | None, results: Results, words: Words, x: Scale, at: _Ladder
 ) -> str:
-    change = " · ".join(filter(None, [rung["change"], rung["adjusted"]]))
-    if rung["previous"] not in (None, above):  # of a design other than the ladder
-        change = f"{change}, {words['versus'].format(previous=rung['previous'])}"
+    named = rung["previous"] not in (None, above, _compared_with(results))
+    versus = words["versus"].format(previous=rung["previous"]) if named else ""
+    change = " · ".join(filter(None, [versus, rung["change"], rung["adjusted"]]))
     color = _verdict_color(rung["verdict"])
     said = verdict(rung, results, words, at.power)
     out = [

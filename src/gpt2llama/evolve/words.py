@@ -33,7 +33,7 @@ WORDS: dict[str, Words] = {
         "count_not_comparable": "{n} cannot be compared{names}",
         "diverged_runs": "{n} of {all} runs diverged: {runs}. The means are over the others.",
         "no_diverged": "No run diverged.",
-        "run": "{rung}, seed {seed}",
+        "run": "{rung} (seed {seed})",
         "helps": "helps",
         "hurts": "hurts",
         "no difference shown": "no difference shown",
@@ -46,8 +46,10 @@ WORDS: dict[str, Words] = {
         "better": "← better",
         "worse": "worse →",
         "ladder": "What each change buys",
-        "ladder_text": "Difference in held-out bits per byte to the rung before, or to the one "
-        "named (lower is better), paired by seed: mean and {confidence} interval.",
+        "ladder_text": "Difference in held-out bits per byte to {previous} (lower is better), "
+        "paired by seed: mean and {confidence} interval.",
+        "before": "the rung before",
+        "before_or_named": "the rung before, or to the one named",
         "ladder_axis": "difference in bits per byte",
         "interval": "{confidence} interval",
         "curves": "Loss while training",
@@ -160,7 +162,7 @@ WORDS: dict[str, Words] = {
         "count_not_comparable": "{n} 处无法比较{names}",
         "diverged_runs": "{all} 次训练中有 {n} 次发散：{runs}。均值只算其余的训练。",
         "no_diverged": "没有训练发散。",
-        "run": "{rung} 的种子 {seed}",
+        "run": "{rung}（种子 {seed}）",
         "helps": "有益",
         "hurts": "有害",
         "no difference shown": "未见差异",
@@ -173,8 +175,10 @@ WORDS: dict[str, Words] = {
         "better": "← 更好",
         "worse": "更差 →",
         "ladder": "每处改动带来什么",
-        "ladder_text": "与前一级（或注明的一级）相比，留出文本每字节比特数之差（越低越好），"
-        "按种子配对：均值与 {confidence} 区间。",
+        "ladder_text": "与{previous}相比，留出文本每字节比特数之差（越低越好），按种子配对：均值与 "
+        "{confidence} 区间。",
+        "before": "前一级",
+        "before_or_named": "前一级（或注明的一级）",
         "ladder_axis": "每字节比特数之差",
         "interval": "{confidence} 区间",
         "curves": "训练过程中的损失",
