@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..assets import ASSETS
 from ..errors import ConfigError, did_you_mean, field_names
 from ..model.config import ModelConfig
 from ..model.presets import preset, presets
@@ -27,6 +26,8 @@ def config_of(
         from ..train.config import RunConfig
 
         return RunConfig.read(place).model
+    from ..assets import ASSETS
+
     if name in ASSETS or "/" in name or place.exists():
         from ..weights import open_model
 
@@ -36,9 +37,11 @@ def config_of(
 
 def with_settings(cfg: ModelConfig, settings: list[str] | None) -> ModelConfig:
     """`--set` as `train` takes it, for the fields of a model alone."""
+    if not settings:
+        return cfg
     from ..train.config import RunConfig, TrainConfig
 
-    for pair in settings or []:
+    for pair in settings:
         if (key := pair.partition("=")[0]) in field_names(TrainConfig):
             raise ConfigError(f"--set {pair}: {key} is a field of the training; leave it out here")
-    return RunConfig(model=cfg, train=TrainConfig(), data="").set(settings or []).model
+    return RunConfig(model=cfg, train=TrainConfig(), data="").set(settings).model

@@ -17,6 +17,7 @@ from ..model.config import ModelConfig
 from ..model.transformer import Transformer
 from ..plan import Hardware, flops_per_token
 from .config import TrainConfig
+from .optim import bf16_if_native
 from .run import pick_device
 from .step import Step, can_compile
 
@@ -62,16 +63,16 @@ def this_machine(step_bytes: int) -> Hardware:
     """This machine's device as `plan` counts them: measured, not its maker's figures.
 
     step_bytes: what a step reads. Bandwidth is measured over as much (at most 512 MiB), since what
-    fits in a cache is read faster. flops: the better of bf16's and fp32's GEMM limit.
+    fits in a cache is read faster. flops: fp32's GEMM limit, or bf16's where that is native
+    and better.
     """
     device = pick_device("auto")
     size = min(max(step_bytes, 1 << 16), 1 << 29)
+    dtypes = {torch.float32, bf16_if_native(torch.device(device))}
     return Hardware(
         name="this-machine",
         bandwidth=read_bandwidth(size, device),
-        flops=max(
-            gemm_limit(dtype, device, repeats=3) for dtype in (torch.float32, torch.bfloat16)
-        ),
+        flops=max(gemm_limit(dtype, device) for dtype in dtypes),
         memory=_memory(device),
     )
 
