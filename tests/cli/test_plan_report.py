@@ -29,7 +29,7 @@ def test_what_fits(run: Run) -> None:
         "memory": "24GB",
         "bytes": 24 * 10**9,
         "largest_batch": left // (131_072 * 8192),
-        "largest_context": left // 262_144,
+        "largest_context": left // 131_072,
     }
     assert (fits[1]["largest_batch"], fits[1]["largest_context"]) == (0, 0)
     assert (fits[2]["memory"], fits[2]["bytes"]) == ("h100", 80 * 10**9)

@@ -126,16 +126,15 @@ def _speeds(found: Found) -> Table:
     return table
 
 
-def _training(found: Found) -> Table:
+def _training(found: Found) -> Table | str:
     training = found["training"]
-    table = _table(f"to train on {training['tokens']:,} tokens", "", "", "")
-    table.show_header = bool(training["on"])
-    table.columns[1].header, table.columns[2].header = "hours of one device", "cost"
-    table.add_row("FLOPs", f"{training['flops']:.4g}", "", end_section=True)
+    title = f"to train on {training['tokens']:,} tokens: {training['flops']:.4g} FLOPs"
+    if not training["on"]:
+        return title
+    table = _table(title, f"at MFU {training['mfu']:g}", "hours of one device", "cost")
     for each in training["on"]:
         cost = "–" if each["cost"] is None else f"{each['cost']:,.2f}"
-        label = f"{each['hardware']} at MFU {training['mfu']:g}"
-        table.add_row(label, _three(each["hours"]), cost)
+        table.add_row(each["hardware"], _three(each["hours"]), cost)
     return table
 
 
