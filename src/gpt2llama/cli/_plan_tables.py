@@ -22,7 +22,11 @@ def one(found: Found) -> None:
         console.print(_speeds(found))
         console.print("Weights alone: bandwidth over all weights, the rule of thumb for one text.")
     if "training" in found:
-        console.print(_training(found))
+        training = found["training"]
+        tokens, flops = f"{training['tokens']:,} tokens", f"{training['flops']:.4g} FLOPs"
+        console.print(f"to train on {tokens}: {flops}")
+        if training["on"]:
+            console.print(_training(training))
 
 
 def side_by_side(first: Found, second: Found) -> None:
@@ -126,12 +130,8 @@ def _speeds(found: Found) -> Table:
     return table
 
 
-def _training(found: Found) -> Table | str:
-    training = found["training"]
-    title = f"to train on {training['tokens']:,} tokens: {training['flops']:.4g} FLOPs"
-    if not training["on"]:
-        return title
-    table = _table(title, f"at MFU {training['mfu']:g}", "hours of one device", "cost")
+def _training(training: dict[str, Any]) -> Table:
+    table = _table("", f"at MFU {training['mfu']:g}", "hours of one device", "cost")
     for each in training["on"]:
         cost = "–" if each["cost"] is None else f"{each['cost']:,.2f}"
         table.add_row(each["hardware"], _three(each["hours"]), cost)
