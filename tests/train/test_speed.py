@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from gpt2llama.model.config import ModelConfig
 from gpt2llama.plan import flops_per_token
@@ -23,3 +24,30 @@ def test_speed_is_told_against_the_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (got["bits_per_weight"], got["dtype"], got["compiled"]) == (32, "float32", False)
     assert got["steps"] >= 3
     assert got["peak_rss_bytes"] is None or got["peak_rss_bytes"] > 1e7
+
+
+def test_bandwidth_is_bytes_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that ticks twice a second: begun, and half a second later done."""
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(ticks) / 2)
+    assert speed.read_bandwidth(8000) == 16_000
+
+
+def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def bandwidth(size: int, device: str) -> float:
+        sizes.append(size)
+        return 7e9
+
+    limits = {torch.float32: 3e9, torch.bfloat16: 5e9}
+    monkeypatch.setattr(speed, "pick_device", lambda _: "cpu")
+    monkeypatch.setattr(speed, "read_bandwidth", bandwidth)
+    monkeypatch.setattr(speed, "gemm_limit", lambda dtype, _: limits[dtype])
+    for native, flops in ((torch.float32, 3e9), (torch.bfloat16, 5e9)):
+        monkeypatch.setattr(speed, "bf16_if_native", lambda _, native=native: native)
+        machine = speed.this_machine(10**6)
+        assert (machine.bandwidth, machine.flops) == (7e9, flops)
+    assert machine.memory is None or machine.memory > 10**8
+    speed.this_machine(10**12)
+    assert sizes == [10**6, 10**6, 1 << 29]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from ..errors import InputError
-from ..model.config import ModelConfig
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, InputError
+from ..model.config import DynamicScaling, ModelConfig
 
 # Bits a number takes; a quantiser's scales come on top and are its own affair.
 DTYPE_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
@@ -40,13 +43,13 @@ def flops_per_token(cfg: ModelConfig, seq_len: int | None = None) -> int:
     6 · matmul parameters + 12 · L · H · E · T: Chowdhery et al. 2022 (PaLM), appendix B. The
     attention scores are counted in full, though a causal mask or a window lets a kernel skip some.
     """
-    t = _context(cfg, seq_len)
+    t = context_length(cfg, seq_len)
     return 6 * matmul_parameters(cfg) + 12 * cfg.n_layers * cfg.n_heads * cfg.head_size * t
 
 
 def kv_bytes_per_token(cfg: ModelConfig, dtype: str = "bf16") -> int:
     """Keys and values of one token in every layer."""
-    return _bytes(2 * cfg.n_layers * cfg.kv_heads * cfg.head_size, dtype)
+    return number_bytes(2 * cfg.n_layers * cfg.kv_heads * cfg.head_size, dtype)
 
 
 def kv_bytes(
@@ -58,12 +61,85 @@ def kv_bytes(
     """
     if batch < 1:
         raise InputError(f"batch must be at least 1 (got {batch})")
-    return batch * _context(cfg, context) * kv_bytes_per_token(cfg, dtype)
+    return batch * context_length(cfg, context) * kv_bytes_per_token(cfg, dtype)
 
 
 def weight_bytes(cfg: ModelConfig, dtype: str = "bf16") -> int:
     """Every parameter, a tied table once."""
-    return _bytes(parameters(cfg)["total"], dtype)
+    return number_bytes(parameters(cfg)["total"], dtype)
+
+
+def largest_batch(
+    cfg: ModelConfig,
+    memory: int,
+    context: int | None = None,
+    dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+) -> int:
+    """Texts of `context` tokens whose cache fits in `memory` bytes beside the weights; 0: none.
+
+    Activations and what a framework keeps for itself come on top.
+    """
+    left = max(0, memory - weight_bytes(cfg, dtype))
+    return left // kv_bytes(cfg, context, 1, kv_dtype)
+
+
+def largest_context(
+    cfg: ModelConfig, memory: int, batch: int = 1, dtype: str = "bf16", kv_dtype: str = "bf16"
+) -> int:
+    """Tokens of each of `batch` texts whose cache fits in `memory` bytes beside the weights.
+
+    More than max_seq_len where a model can go on (RoPE and sinusoids can, however well); never
+    with learned positions, nor with dynamic scaling, beyond which there is no cache. 0: none.
+    """
+    left = max(0, memory - weight_bytes(cfg, dtype))
+    tokens = left // kv_bytes(cfg, 1, batch, kv_dtype)
+    ends = cfg.position == "learned" or isinstance(cfg.rope_scaling, DynamicScaling)
+    return min(tokens, cfg.max_seq_len) if ends else tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What one field alone does to a config: differences, None where it cannot change alone.
+
+    before, after: as in ModelConfig.to_dict(). refused: why it cannot.
+    """
+
+    field: str
+    before: Any
+    after: Any
+    parameters: int | None = None
+    flops_per_token: int | None = None
+    kv_bytes_per_token: int | None = None
+    refused: str = ""
+
+
+def changes(base: ModelConfig, cfg: ModelConfig, kv_dtype: str = "bf16") -> list[Change]:
+    """Each field in which `cfg` differs from `base`, alone put into `base`.
+
+    FLOPs are those at max_seq_len. The lines need not add up: fields multiply each other.
+    """
+    before, after = base.to_dict(), cfg.to_dict()
+    return [
+        _change(base, name, before[name], after[name], kv_dtype)
+        for name in before
+        if before[name] != after[name]
+    ]
+
+
+def _change(base: ModelConfig, name: str, before: Any, after: Any, kv_dtype: str) -> Change:
+    try:
+        one = base.replace(**{name: after})
+    except ConfigError as error:
+        return Change(field=name, before=before, after=after, refused=str(error))
+    return Change(
+        field=name,
+        before=before,
+        after=after,
+        parameters=parameters(one)["total"] - parameters(base)["total"],
+        flops_per_token=flops_per_token(one) - flops_per_token(base),
+        kv_bytes_per_token=kv_bytes_per_token(one, kv_dtype) - kv_bytes_per_token(base, kv_dtype),
+    )
 
 
 def _matrices(cfg: ModelConfig) -> tuple[int, int]:
@@ -72,7 +148,8 @@ def _matrices(cfg: ModelConfig) -> tuple[int, int]:
     return attention, (2 + cfg.gated_mlp) * cfg.d_model * cfg.d_ff
 
 
-def _context(cfg: ModelConfig, length: int | None) -> int:
+def context_length(cfg: ModelConfig, length: int | None) -> int:
+    """`length`, or max_seq_len for None; InputError if there are no positions for it."""
     if length is None:
         return cfg.max_seq_len
     if length < 1:
@@ -85,7 +162,8 @@ def _context(cfg: ModelConfig, length: int | None) -> int:
     return length
 
 
-def _bytes(numbers: int, dtype: str) -> int:
+def number_bytes(numbers: int, dtype: str) -> int:
+    """So many numbers of one dtype, in whole bytes."""
     if dtype not in DTYPE_BITS:
         raise InputError(f"dtype must be one of {', '.join(DTYPE_BITS)} (got {dtype!r})")
     return -(-numbers * DTYPE_BITS[dtype] // 8)  # rounded up

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..data.batches import Batch
 from ..model.config import ModelConfig
 from ..model.transformer import Transformer
-from ..plan import flops_per_token
+from ..plan import Hardware, flops_per_token
 from .config import TrainConfig
+from .optim import bf16_if_native
 from .run import pick_device
 from .step import Step, can_compile
 
@@ -29,6 +33,57 @@ def gemm_limit(dtype: torch.dtype, device: torch.device | str = "cpu", repeats: 
         _wait(device)
         times.append(time.perf_counter() - begun)
     return 2 * 2048**3 / min(times[1:])
+
+
+def read_bandwidth(size: int, device: torch.device | str = "cpu", repeats: int = 20) -> float:
+    """Bytes a second of the fastest pass by all of torch's threads over `size` bytes.
+
+    The best of a sum and a dot product, which read, and of a copy, which reads half and writes
+    half: compilers and libraries differ in which of them is quick.
+    """
+    x = torch.ones(max(2, size // 8), device=device)  # ones: untouched zeros may share one page
+    y = torch.ones_like(x)
+    moved, best = 2 * x.nbytes, 0.0
+    moves: tuple[Callable[[], Tensor], ...] = (
+        lambda: x.sum() + y.sum(),
+        lambda: torch.dot(x, y),
+        lambda: y.copy_(x),
+    )
+    for move in moves:
+        for _ in range(repeats):
+            _wait(device)
+            begun = time.perf_counter()
+            move()
+            _wait(device)
+            best = max(best, moved / (time.perf_counter() - begun))
+    return best
+
+
+def this_machine(step_bytes: int) -> Hardware:
+    """This machine's device as `plan` counts them: measured, not its maker's figures.
+
+    step_bytes: what a step reads. Bandwidth is measured over as much (at most 512 MiB), since what
+    fits in a cache is read faster. flops: fp32's GEMM limit, or bf16's where that is native
+    and better.
+    """
+    device = pick_device("auto")
+    size = min(max(step_bytes, 1 << 16), 1 << 29)
+    dtypes = {torch.float32, bf16_if_native(torch.device(device))}
+    return Hardware(
+        name="this-machine",
+        bandwidth=read_bandwidth(size, device),
+        flops=max(gemm_limit(dtype, device) for dtype in dtypes),
+        memory=_memory(device),
+    )
+
+
+def _memory(device: str) -> int | None:
+    """Bytes in all, of the device or of the machine; None where the system does not say."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if sys.platform == "win32":
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def measure_training(
