@@ -12,8 +12,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import torch
-
 from ..data.batches import TokenData
 from ..plan import flops_per_token, kv_bytes_per_token, parameters
 from .design import Rung
@@ -43,7 +41,7 @@ def summarise(folder: Path, plan: Plan, by_rung: Mapping[str, Sequence[Result]])
         "version": version("gpt2llama"),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["gpt2llama", *sys.argv[1:]]),
-        "machine": machine(torch.get_num_threads()),
+        "machine": machine(plan.train),
         "design": question.design,
         "base": question.base,
         "to": question.to,

@@ -21,7 +21,9 @@ from ..data.batches import TokenData
 from ..errors import DataError, FileError, InputError
 from ..model.config import ModelConfig
 from ..train.config import SHORT_RUN, RunConfig, TrainConfig
+from ..train.run import pick_device
 from ..train.run_folder import InUseError
+from ..train.step import computing_dtype
 from .design import Match, Rung, rungs_of
 from .run import Job, digest_of, finish, probe, with_seed
 
@@ -248,11 +250,14 @@ def best_rates(tuned: list[tuple[Job, dict[str, Any]]]) -> dict[str, float]:
     return {rung: lr for rung, (_, lr) in best.items()}
 
 
-def machine(threads: int) -> dict[str, Any]:
+def machine(train: TrainConfig) -> dict[str, Any]:
+    """Where the runs were made, or at least summed up."""
+    dtype = computing_dtype(train, torch.device(pick_device(train.device)))
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
-        "threads": threads,
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype).removeprefix("torch."),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
