@@ -420,7 +420,8 @@ def test_files_are_whole_repeatable_and_replace_older_ones(
     write_report(invented(2), tmp_path)
     write_report(results, tmp_path)
     assert results == given
-    names = ["report.csv", "report.html", "report.json", "report.md", "report.zh.md"]
+    names = ["ladder.svg", "ladder.zh.svg", "report.csv", "report.html", "report.json"]
+    names += ["report.md", "report.zh.md"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == given
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == html == page(given)

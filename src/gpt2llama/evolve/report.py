@@ -1,4 +1,4 @@
-"""The report of an experiment: report.json, .csv, .md, .zh.md and .html, in one folder."""
+"""The report of an experiment: report.json, .csv, .md, .zh.md and .html, and its chart alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .words import WORDS, Words, fixed, mebibytes, percent, signed, whole
 
 
 def write_report(results: Results, folder: Path) -> None:
-    """Writes the five files, each whole or not at all, over those of an earlier report.
+    """Writes its files, each whole or not at all, over those of an earlier report.
 
     results: what `evolve --json` prints, with every run's curves; a number that is not finite
     becomes null. FileError if a file cannot be written.
@@ -41,6 +41,8 @@ def write_report(results: Results, folder: Path) -> None:
         "report.md": as_markdown(results, "en"),
         "report.zh.md": as_markdown(results, "zh"),
         "report.html": page(results),
+        "ladder.svg": ladder_svg(results, "en"),
+        "ladder.zh.svg": ladder_svg(results, "zh"),
     }
     for name, text in contents.items():
         write_text(folder / name, text, overwrite=True)

@@ -1,0 +1,97 @@
+"""What is read off a trained model, against the same by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2llama.data.batches import IGNORED, Batch, TokenData
+from gpt2llama.evolve.measure import (
+    BUCKETS,
+    bits_of_tokens,
+    loss_by_position,
+    measure,
+    round_weights,
+    rounded_to,
+)
+from gpt2llama.model.config import ModelConfig
+from gpt2llama.model.transformer import Transformer
+
+CFG = ModelConfig(vocab_size=300, max_seq_len=32, n_layers=2, n_heads=2, d_model=64, d_ff=48)
+
+
+def make(**switches: Any) -> Transformer:
+    torch.manual_seed(0)
+    model = Transformer(CFG.replace(**switches)).eval()
+    for p in model.parameters():
+        p.data.mul_(5)
+    return model
+
+
+def test_loss_by_position() -> None:
+    model, ids = make(), torch.randint(300, (3, 64))
+    targets = torch.randint(300, (3, 64))
+    targets[1, 5] = IGNORED
+    got = loss_by_position(model, [Batch(ids[:2], targets[:2]), Batch(ids[2:], targets[2:])])
+    assert got is not None
+    assert len(got) == BUCKETS
+    with torch.no_grad():
+        scores = model(ids).log_softmax(-1)
+    for part in range(BUCKETS):
+        places = range(4 * part, 4 * part + 4)
+        each = [
+            -scores[row, at, targets[row, at]].item()
+            for row in range(3)
+            for at in places
+            if targets[row, at] != IGNORED
+        ]
+        assert got[part] == pytest.approx(sum(each) / len(each), rel=1e-5)
+    learned = make(position="learned")
+    assert loss_by_position(learned, [Batch(ids[:, :32], targets[:, :32])]) is not None
+    assert loss_by_position(learned, [Batch(ids, targets)]) is None
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 64), (4, 32), (4, 20)])
+def test_rounding_is_to_the_nearest_step_of_each_group(bits: int, group: int) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(5, 64)
+    weight[2] = 0
+    rounded = rounded_to(weight, bits, group)
+    largest = 2 ** (bits - 1) - 1
+    for row in range(5):
+        for start in range(0, 64, group):
+            part, got = weight[row, start : start + group], rounded[row, start : start + group]
+            step = part.abs().max() / largest
+            assert ((got - part).abs() <= step / 2 * 1.0001).all()
+            assert torch.allclose(got / step.clamp(min=1e-9), (got / step.clamp(min=1e-9)).round())
+    assert torch.equal(rounded_to(rounded, bits, group), rounded)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rounded_models(tied: bool) -> None:
+    model = make(tie_embeddings=tied)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    ids = torch.randint(300, (2, 16))
+    with torch.no_grad():
+        plain, eight, four = (
+            m(ids) for m in (model, round_weights(model, 8), round_weights(model, 4))
+        )
+    assert 0 < (eight - plain).norm() < (four - plain).norm() < plain.norm()
+    small = round_weights(model, 4)
+    assert (small.lm_head.weight is small.embed_tokens.weight) == tied
+    assert not tied or not torch.equal(small.embed_tokens.weight, model.embed_tokens.weight)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_all_of_it(data: Path) -> None:
+    tokens = TokenData.open(data)
+    found = measure(make(max_seq_len=8), tokens, 0, 8)
+    assert list(found["by_position"]) == ["8", "16", "32"]
+    assert found["decode_tokens_per_s"] > 0
+    assert abs(found["int8_nats_per_token_more"]) < abs(found["int4_nats_per_token_more"])
+    assert bits_of_tokens(1.0, tokens) == pytest.approx(
+        len(tokens.held_out) / tokens.held_out_bytes / 0.6931471805599453
+    )
