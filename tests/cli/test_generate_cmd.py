@@ -143,6 +143,34 @@ def test_eval(
     assert f"{answer['bits_per_byte']:.4f} bits per byte" in out
 
 
+def test_eval_by_position_and_with_another_scaling(
+    run: Any, folder: str, model: g.Transformer, tokenizer: BPETokenizer, tmp_path: Path
+) -> None:
+    """Windows of twice the context, read with positions half as far apart."""
+    (tmp_path / "text").write_text(TEXT * 9, encoding="utf-8")
+    how = ["eval", folder, "--text", str(tmp_path / "text"), "--length", 64, "--by-position"]
+    answer = json.loads(run(*how, "--rope-scaling", "linear", "--factor", 2, "--json")[0])
+    linear = g.Transformer(model.config.replace(rope_scaling={"type": "linear", "factor": 2.0}))
+    linear.load_state_dict(model.state_dict())
+    stream = [tokenizer.bos_id, *tokenizer.encode(TEXT * 9)]
+    each, nats = [], 0.0
+    for at in range(0, len(stream) - 1, 64):
+        window = torch.tensor([stream[at : at + 65]])
+        with torch.no_grad():
+            scores = linear.eval()(window[:, :-1]).log_softmax(-1)
+        found = -scores.gather(2, window[:, 1:, None])[0, :, 0]
+        nats += found.sum().item()
+        each += [found] if len(found) == 64 else []
+    assert answer["bits_per_byte"] * answer["bytes"] == pytest.approx(nats / math.log(2), rel=1e-5)
+    want = torch.stack(each).mean(0).view(16, 4).mean(1).tolist()
+    assert answer["by_position"] == pytest.approx(want, rel=1e-5)
+    plain = run(*how)[0].splitlines()
+    assert len(plain) == 17
+    assert plain[1].startswith("positions      1 to      4: ")
+    _, err = run(*how, "--rope-scaling", "linear", code=2)
+    assert "belong together" in err
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

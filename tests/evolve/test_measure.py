@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from gpt2llama.data.batches import IGNORED, Batch, TokenData
+from gpt2llama.errors import ConfigError
 from gpt2llama.evolve.measure import (
     BUCKETS,
     bits_of_tokens,
     loss_by_position,
     measure,
+    rescaled,
     round_weights,
     rounded_to,
 )
@@ -52,6 +54,32 @@ def test_loss_by_position() -> None:
     learned = make(position="learned")
     assert loss_by_position(learned, [Batch(ids[:, :32], targets[:, :32])]) is not None
     assert loss_by_position(learned, [Batch(ids, targets)]) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("linear", {}),
+        ("ntk", {}),
+        ("dynamic", {}),
+        ("yarn", {"original_max_seq_len": 32}),
+        (
+            "llama3",
+            {"original_max_seq_len": 32, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        ),
+    ],
+)
+def test_another_rope_scaling_without_training(kind: str, more: dict[str, Any]) -> None:
+    model, ids = make(), torch.randint(300, (1, 100))
+    want = Transformer(CFG.replace(rope_scaling={"type": kind, "factor": 4.0, **more})).eval()
+    want.load_state_dict(model.state_dict())
+    got = rescaled(model, kind, 4.0)
+    with torch.no_grad():
+        torch.testing.assert_close(got(ids), want(ids))
+        assert not torch.allclose(got(ids), model(ids), atol=1e-3)
+    assert model.config == CFG
+    with pytest.raises(ConfigError, match="rope_scaling"):
+        rescaled(make(position="learned"), kind, 4.0)
 
 
 @pytest.mark.parametrize(("bits", "group"), [(8, 64), (4, 32), (4, 20)])

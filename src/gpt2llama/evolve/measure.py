@@ -14,8 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.batches import Batch, TokenData, held_out_windows
+from ..errors import DataError
 from ..generate import generate_ids
+from ..model.position import Rope
 from ..model.transformer import Transformer
+from ..tokenizer import Tokenizer
 from ..train.metrics import evaluate
 from ..train.speed import peak_rss
 
@@ -59,6 +62,38 @@ def loss_by_position(model: Transformer, batches: list[Batch]) -> list[float] | 
         counts += (batch.targets >= 0).sum(0)
     parts = zip(sums.chunk(BUCKETS), counts.chunk(BUCKETS), strict=True)
     return [float(total.sum() / count.sum().clamp(min=1)) for total, count in parts]
+
+
+def text_by_position(
+    model: Transformer, tokenizer: Tokenizer, text: str, length: int | None = None
+) -> list[float]:
+    """The same of a text's whole windows; DataError if it has none."""
+    ids, length = tokenizer.encode(text), length or model.config.max_seq_len
+    whole = len(ids) // length * length
+    if whole == 0:
+        raise DataError(
+            f"the text has {len(ids):,} tokens, fewer than one window of {length:,}; give a longer "
+            "one or a smaller --length"
+        )
+    rows = max(1, 4096 // length)
+    windows = held_out_windows(ids[:whole], length, tokenizer.bos_id, rows)
+    return loss_by_position(model, list(windows)) or []
+
+
+def rescaled(model: Transformer, kind: str, factor: float) -> Transformer:
+    """The same weights read with another RoPE scaling; the context they were trained on is the
+    config's. ConfigError for a model without RoPE or an unknown kind.
+    """
+    cfg = model.config
+    values: dict[str, Any] = {"type": kind, "factor": factor}
+    if kind in ("yarn", "llama3"):
+        values["original_max_seq_len"] = cfg.max_seq_len
+    if kind == "llama3":
+        values |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    changed = copy.copy(model)
+    changed.config = cfg.replace(rope_scaling=values)
+    changed.rope = Rope(changed.config)
+    return changed
 
 
 def round_weights(model: Transformer, bits: int, group: int = 32) -> Transformer:

@@ -69,16 +69,17 @@ def evaluate_text(
     batch_size: int | None = None,
     stride: int | None = None,
     watch: Callable[[Iterable[Batch], int], Iterable[Batch]] = lambda batches, count: batches,
+    seq_len: int | None = None,
 ) -> TextScore:
-    """Scores every token of `text` once, in windows of max_seq_len.
+    """Scores every token of `text` once, in windows of `seq_len`, max_seq_len unless given.
 
     stride: from one window's start to the next; side by side unless given. A smaller one is
-    slower and gives every token at least max_seq_len - stride tokens of context (the first
+    slower and gives every token at least seq_len - stride tokens of context (the first
     window's apart). batch_size: windows at a time, 4,096 tokens unless given. watch: sees the
     batches as they are taken, and how many there are.
     The first token follows the tokenizer's BOS; without one it cannot be scored.
-    Raises InputError for a stride that leaves tokens out, DataError for a text without a scored
-    token, TokenizerError for ids the model lacks.
+    Raises InputError for a stride that leaves tokens out or a window beyond a learned table,
+    DataError for a text without a scored token, TokenizerError for ids the model lacks.
     """
     ids = tokenizer.encode(text)
     size = model.config.vocab_size
@@ -87,7 +88,7 @@ def evaluate_text(
             f"the tokenizer gives id {max(ids)} and the model's vocab_size is {size}; "
             "use the tokenizer the model was trained with"
         )
-    seq_len, start = model.config.max_seq_len, tokenizer.bos_id
+    seq_len, start = seq_len or model.config.max_seq_len, tokenizer.bos_id
     batch_size = batch_size or max(1, 4096 // seq_len)
     count = -(-len(window_starts(len(ids), seq_len, start, stride)) // batch_size)
     windows = held_out_windows(ids, seq_len, start, batch_size, stride)
