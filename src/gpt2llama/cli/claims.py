@@ -81,8 +81,8 @@ def _train(chosen: list[Claim], tokens: int) -> None:
         tell(f"claim {comparison.number}: {comparison.baseline} against {names}: {runs} runs")
         tell(f"  of {tokens:,} tokens: {flops:.1e} FLOPs")
     raise InputError(
-        "--train cannot run these comparisons yet: use --quick for the rest, or compare two "
-        "presets by hand with gpt2llama train"
+        "--train cannot run these comparisons yet: use --quick for the rest, and gpt2llama evolve "
+        "for the changes between two presets"
     )
 
 
