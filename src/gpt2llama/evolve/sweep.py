@@ -153,8 +153,8 @@ def make_plan(folder: Path, question: Question, say: Say = lambda text: None) ->
         steps, seconds = _steps_within(budget, folder, rungs, train, question, data, begun)
     if steps < LEAST_STEPS:
         raise InputError(
-            f"a run of {steps} steps is too short to learn from (at least {LEAST_STEPS}): allow more "
-            "minutes or tokens, fewer seeds or a smaller design"
+            f"a run of {steps} steps is too short to learn from (at least {LEAST_STEPS}): allow "
+            "more minutes or tokens, fewer seeds or a smaller design"
         )
     train = train.replace(steps=steps, eval_every=max(1, steps // 8), checkpoint_every=40)
     return Plan(
