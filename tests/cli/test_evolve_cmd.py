@@ -57,6 +57,7 @@ def test_from_a_text_to_a_report(ask: Any, tmp_path: Path) -> None:
         assert "rmsnorm" in (folder / name).read_text(encoding="utf-8")
     again = json.loads(ask("--resume", "--json")[0])
     assert again["rungs"] == results["rungs"]
+    assert again["command"] == results["command"]
     assert "holds a sweep; go on with --resume" in ask("--tokens", 7680, code=1)[1]
 
 

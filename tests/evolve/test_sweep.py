@@ -44,7 +44,7 @@ def plan_of(folder: Path, data: Path, **changes: Any) -> Plan:
     rungs = [Rung("learned", PLAIN), Rung("rope", ROPE, "position: learned → rope", "learned")]
     values: dict[str, Any] = {"question": QUESTION, "train": TRAIN, "rungs": rungs}
     digest = runs.digest_of(TokenData.open(data))
-    values |= {"corpus": "tiny", "digest": digest, "seconds": None}
+    values |= {"corpus": "tiny", "digest": digest, "seconds": None, "command": "x"}
     return Plan(**values | changes)
 
 

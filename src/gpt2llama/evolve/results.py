@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -40,7 +38,7 @@ def summarise(folder: Path, plan: Plan, by_rung: Mapping[str, Sequence[Result]])
     values: dict[str, Any] = {
         "version": version("gpt2llama"),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["gpt2llama", *sys.argv[1:]]),
+        "command": plan.command,
         "machine": machine(plan.train),
         "design": question.design,
         "base": question.base,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -68,6 +70,7 @@ class Plan:
     corpus: str
     digest: str
     seconds: float | None  # expected of the whole sweep, where the machine was timed
+    command: str  # that asked for it
 
     def write(self, folder: Path) -> None:
         values = {
@@ -77,6 +80,7 @@ class Plan:
             "corpus": self.corpus,
             "digest": self.digest,
             "seconds": self.seconds,
+            "command": self.command,
         }
         text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         write_text(folder / "plan.json", text, overwrite=True)
@@ -164,6 +168,7 @@ def make_plan(folder: Path, question: Question, say: Say = lambda text: None) ->
         corpus=corpus,
         digest=digest_of(data),
         seconds=seconds,
+        command=shlex.join(["gpt2llama", *sys.argv[1:]]),
     )
 
 
