@@ -50,7 +50,7 @@ def test_the_table_keeps_to_80_columns() -> None:
     rows = [Row(claim, claim.check()) for claim in CLAIMS if not claim.times_machine]
     console = Console(width=80, file=io.StringIO())
     console.print(table(rows))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
     for claim in ("10,737,418,240 and 1,342,177,280", "not-measurable-here", "--number 55"):

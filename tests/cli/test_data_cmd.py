@@ -18,7 +18,7 @@ from byte_tokenizer import ByteTokenizer
 def tokenizer(monkeypatch: pytest.MonkeyPatch) -> ByteTokenizer:
     tokenizer = ByteTokenizer()
     module = ModuleType("gpt2llama.tokenizer")
-    module.load_tokenizer = lambda path: tokenizer  # type: ignore[attr-defined]
+    module.load_tokenizer = lambda path: tokenizer  # type: ignore[attr-defined]  # a stub
     monkeypatch.setitem(sys.modules, "gpt2llama.tokenizer", module)
     return tokenizer
 

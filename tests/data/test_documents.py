@@ -37,8 +37,8 @@ def test_a_mark_before_json_is_no_part_of_it(tmp_path: Path) -> None:
 
 
 def test_parquet(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the parquet extra")
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"id": [1, 2], "text": [ODD, "x"]}), path)
     assert texts(path) == [ODD, "x"]

@@ -121,7 +121,7 @@ def test_only_what_is_new_is_run(
     chat.reset()
     "".join(chat.say("却说"))
     start = tokenizer.encode("system\nabc")
-    assert runs[0] <= len(chat.answer.prompt) - len(start)  # type: ignore[union-attr]
+    assert runs[0] <= len(chat.answer.prompt) - len(start)  # type: ignore[union-attr]  # it answered
 
 
 def test_sampled_answers_follow_the_seed(model: Transformer, tokenizer: BPETokenizer) -> None:

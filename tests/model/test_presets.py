@@ -188,4 +188,4 @@ def test_depth_matches_its_docstring_and_refuses_nonsense() -> None:
     assert [round(count(depth(n)) / 1e6) for n in (4, 12, 20)] == [12, 110, 438]
     for wrong in (0, -2, 2.5):
         with pytest.raises(ConfigError, match="n_layers"):
-            depth(wrong)  # type: ignore[arg-type]
+            depth(wrong)  # type: ignore[arg-type]  # meant to be wrong

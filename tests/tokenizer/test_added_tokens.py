@@ -174,7 +174,7 @@ def test_a_bos_that_the_file_does_not_call_special(tmp_path: Path) -> None:
 
 def test_dropout_of_the_merges_is_off(tmp_path: Path) -> None:
     backend = byte_level(TEXTS)
-    backend.model.dropout = 0.9  # type: ignore[attr-defined]
+    backend.model.dropout = 0.9  # type: ignore[attr-defined]  # a BPE
     ours = load_tokenizer(write(tmp_path, backend))
     assert len({tuple(ours.encode("the reader and the model")) for _ in range(20)}) == 1
 

@@ -24,7 +24,7 @@ def test_the_curve_is_svg_and_shows_what_it_should(count: int, held_out: bool) -
     if held_out:
         lines[-1]["held_out_loss"] = 3.25
     root = ET.fromstring(loss_curve(lines, "a <b> & c"))
-    assert root.find(f"{SVG}text").text == "a <b> & c"  # type: ignore[union-attr]
+    assert root.find(f"{SVG}text").text == "a <b> & c"  # type: ignore[union-attr]  # there is one
     drawn = [points(line) for line in root.iter(f"{SVG}polyline")]
     assert len(drawn) == 2 + held_out
     assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for line in drawn for x, y in line)

@@ -36,7 +36,7 @@ def test_muon_equals_torch() -> None:
             grad = torch.randn(p.shape, generator=rng)
             p.grad, q.grad = (None, None) if (step, i) == (2, 1) else (grad, grad.clone())
         a.step()
-        b.step()  # type: ignore[no-untyped-call]
+        b.step()  # type: ignore[no-untyped-call]  # torch's
         for p, q in zip(ours, theirs, strict=True):
             torch.testing.assert_close(p, q)
 

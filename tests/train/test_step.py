@@ -64,7 +64,7 @@ def test_micro_batches_weigh_by_their_valid_targets() -> None:
     exact = copy.deepcopy(model).double()
     ids, targets = (torch.cat([getattr(b, k) for b in batches]) for k in ("ids", "targets"))
     mean = F.cross_entropy(exact(ids).flatten(0, 1), targets.flatten())
-    mean.backward()  # type: ignore[no-untyped-call]
+    mean.backward()  # type: ignore[no-untyped-call]  # torch's
     loss, norm, gradient = take(model, batches)
     assert loss == pytest.approx(mean.item(), rel=1e-6)
     for name, p in exact.named_parameters():
@@ -144,7 +144,7 @@ def test_a_loss_that_is_not_finite(dtype: str) -> None:
     with torch.no_grad():
         model.get_parameter("layers.1.mlp.up_proj.weight")[3, 4] = torch.nan
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    step = Step(model, TrainConfig(dtype=dtype), False)  # type: ignore[arg-type]
+    step = Step(model, TrainConfig(dtype=dtype), False)  # type: ignore[arg-type]  # a parameter
     with pytest.raises(TrainingError, match=r"layers\.1\.mlp\.up_proj\.weight is not finite"):
         step([make_batch(20)], 0.1)
     for name, p in model.named_parameters():

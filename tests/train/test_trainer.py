@@ -247,7 +247,7 @@ def test_a_bad_weight_is_named(data: Path, tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run") as folder:
         trainer = small_trainer(data, folder)
         weight = trainer.model.get_parameter("layers.0.self_attn.k_proj.weight").data
-        trainer.report = lambda line: line["step"] == 3 and weight.fill_(torch.nan)  # type: ignore
+        trainer.report = lambda line: line["step"] == 3 and weight.fill_(torch.nan)  # type: ignore  # a trap
         with pytest.raises(TrainingError) as raised:
             trainer.run()
     assert str(raised.value) == (

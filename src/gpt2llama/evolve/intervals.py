@@ -28,7 +28,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special  # type: ignore[import-untyped]
+from scipy import special  # type: ignore[import-untyped]  # SciPy has no types
 
 Array = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import special  # type: ignore[import-untyped]
+from scipy import special  # type: ignore[import-untyped]  # SciPy has no types
 
 from ..errors import InputError
 from .intervals import (

@@ -99,7 +99,8 @@ def decode(kind: Kind, file: BinaryIO, count: int) -> Floats | None:
 def read_bytes(file: BinaryIO, size: int) -> Bytes | None:
     """The next `size`; None if the file ends before. (numpy.fromfile hides a Ctrl-C.)"""
     raw = np.empty(size, np.uint8)
-    return raw if file.readinto(raw.data) == size else None  # type: ignore[attr-defined]
+    got = file.readinto(raw.data)  # type: ignore[attr-defined]  # BinaryIO's lacks it
+    return raw if got == size else None
 
 
 def encode(kind: Kind, tensor: Tensor, name: str) -> Iterator[Bytes]:
