@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import random
 import re
 import subprocess
 import sys
@@ -14,8 +16,8 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from gpt2llama.cli.claims import Row, page, table
-from gpt2llama.evolve.claims import CLAIMS, Finding
+from gpt2llama.cli._claims_page import Row, page, table
+from gpt2llama.evolve.claims import CLAIMS, IN_CHINESE, Finding, trained, training
 
 DOCS = Path(__file__).parents[2] / "docs"
 Run = Callable[..., tuple[str, str]]
@@ -62,12 +64,59 @@ def test_refusals(run: Run) -> None:
     assert "use --quick" in run("claims", "--train", "--number", 18, code=1)[1]
 
 
-def test_training_shows_its_budget_before_it_is_refused(run: Run) -> None:
-    out, err = run("claims", "--train", "--number", 8, "--tokens", 1000, code=1)
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Claims 13 and 14 with models of a few thousand parameters; returns a text for them."""
+    sizes = {"n_layers": 1, "n_heads": 2, "n_kv_heads": None, "d_model": 16, "d_ff": 16}
+    left_out = {"no positions", "NTK", "llama3"}
+    small = [
+        dataclasses.replace(
+            c, setup=sizes, match="none",
+            variants={name: to for name, to in c.variants.items() if name not in left_out},
+        )
+        for number in (13, 14)
+        for c in trained.comparisons_of(number)
+    ]  # fmt: skip
+    monkeypatch.setattr(trained, "COMPARISONS", tuple(small))
+    monkeypatch.setattr(training, "COMPARISONS", tuple(small))
+    recipe = training.SHORT_RUN.replace(batch_size=4)
+    monkeypatch.setattr(training, "SHORT_RUN", recipe)
+    words = [chr(0x4E00 + i) + chr(0x4E00 + 7 * i % 1000) for i in range(1000)]
+    rng = random.Random(0)
+    text = tmp_path / "text.txt"
+    text.write_text("".join(rng.choice(words) for _ in range(30_000)), encoding="utf-8")
+    return text
+
+
+def test_training_decides_and_goes_on(run: Run, tiny: Path, tmp_path: Path) -> None:
+    command = ("claims", "--train", "--number", 13, "--number", 14, "--data", tiny, "--seeds", 2,
+               "--tokens", 16_000, "--out", tmp_path / "runs")  # fmt: skip
+    out, err = run(*command, "--dry-run")
     assert out == ""
-    assert "10 runs" in err
-    assert "FLOPs" in err
-    assert "--train cannot run" in err
+    assert "14 different runs of 15,872 tokens, 14 of them left, about" in err
+    assert not (tmp_path / "runs" / "runs").exists()
+    out, err = run(*command, "--json")
+    values = json.loads(out)
+    assert [row["number"] for row in values["claims"]] == [13, 14]
+    assert all(row["verdict"] in IN_CHINESE for row in values["claims"])
+    assert "learned undefined" in values["claims"][0]["figure"]
+    assert values["training"]["steps"] == 31
+    assert "14/14" in err
+    again, err = run(*command, "--json")
+    assert json.loads(again) == values
+    assert "0 of them left" in err
+    for language, chart in (("en", "long-context.svg"), ("zh", "long-context.zh.svg")):
+        text, _ = run(*command, "--markdown", language)
+        assert f"gpt2llama claims --train --markdown {language}" in text
+        assert "15,872" in text
+        assert f"({chart})" in text
+        assert ">YaRN</text>" in (tmp_path / "runs" / chart).read_text(encoding="utf-8")
+
+
+def test_too_little_to_train_on(run: Run, tmp_path: Path) -> None:
+    command = ("claims", "--train", "--number", 8, "--out", tmp_path / "runs")
+    assert "61,440 at least" in run(*command, "--tokens", 1000, code=1)[1]
+    assert "an interval needs 2" in run(*command, "--seeds", 1, code=1)[1]
 
 
 def test_arithmetic_needs_no_torch() -> None:

@@ -7,6 +7,8 @@ import pytest
 from gpt2llama import preset
 from gpt2llama.evolve.claims import CLAIMS
 from gpt2llama.evolve.claims.trained import COMPARISONS, Comparison, comparisons_of
+from gpt2llama.evolve.design import TOLERANCE
+from gpt2llama.model.config import ModelConfig
 from gpt2llama.model.presets import ladder
 from gpt2llama.plan import flops_per_token, parameters
 
@@ -31,17 +33,23 @@ def test_variants_differ_in_what_they_name(comparison: Comparison) -> None:
         changed = {field for field, to in vars(cfg).items() if to != getattr(base, field)}
         assert changed == set(comparison.variants[name])
         assert (cfg.vocab_size, cfg.max_seq_len) == (base.vocab_size, base.max_seq_len)
-    assert comparison.seeds >= 5
 
 
 @by_number
-def test_the_budget_counts_every_run(comparison: Comparison) -> None:
-    trained = list(comparison.configs().values())
-    if comparison.without_training:
-        trained = trained[:1]
-    repeats = comparison.seeds * (len(comparison.learning_rates) or 1)
-    assert comparison.runs() == len(trained) * repeats
-    assert comparison.flops(1000) == 1000 * repeats * sum(map(flops_per_token, trained))
+def test_what_is_trained_is_matched(comparison: Comparison) -> None:
+    def size(cfg: ModelConfig) -> int:
+        return flops_per_token(cfg) if comparison.match == "flops" else parameters(cfg)["total"]
+
+    trained = comparison.trained()
+    assert list(trained) == list(comparison.configs())[: 1 if comparison.without_training else None]
+    goal = size(trained[comparison.baseline])
+    assert all(size(cfg) == pytest.approx(goal, rel=TOLERANCE) for cfg in trained.values())
+
+
+def test_the_comparisons_share_their_models() -> None:
+    """The ladder's top is zh-3m, which most others are compared with: it is trained once."""
+    trained = [cfg for c in COMPARISONS for cfg in c.trained().values()]
+    assert len(set(map(str, trained))) == 22 < len(trained) == 36
 
 
 def test_sizes_stand_near_zh_3m() -> None:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from ..atomic import write_text
 from ..errors import InputError
-from ..evolve.claims import CLAIMS, IN_CHINESE, Claim, Finding
-from ..evolve.claims.trained import COMPARISONS
+from ..evolve.claims import CLAIMS, Claim, Finding
+from ._claims_page import Language, Row, Training, as_dict, page, table
 from ._print import Json, print_json, tell
+from ._runs import RunLog, time_of
+
+if TYPE_CHECKING:
+    from ..evolve.claims.trained import Comparison
+    from ..evolve.claims.training import Study, Trained
+
+    Done = list[tuple[Comparison, Trained]]  # what decides one claim
 
 app = typer.Typer(add_completion=False)
-COLOURS = {"true": "green", "true-if": "yellow", "wrong": "red", "wrong-in-part": "red"}
-
-
-class Row(NamedTuple):
-    claim: Claim
-    finding: Finding
 
 
 @app.command()
@@ -34,31 +36,49 @@ def claims(
     number: Annotated[
         list[int] | None, typer.Option(help="Only this claim; give it several times.")
     ] = None,
-    tokens: Annotated[
-        int, typer.Option(min=1, help="With --train: tokens each run trains on.")
-    ] = 4_000_000,
+    out: Annotated[
+        Path, typer.Option(help="With --train: the folder of the runs; the same one goes on.")
+    ] = Path("claims"),
+    data: Annotated[
+        str, typer.Option(help="With --train: sanguo, or a file or folder of text.")
+    ] = "sanguo",
+    tokens: Annotated[int, typer.Option(min=1, help="With --train: of each run.")] = 100_000,
+    seeds: Annotated[int, typer.Option(help="With --train: runs of each model.")] = 5,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="With --train: processes; threads are shared out.")
+    ] = 1,
+    dry_run: Annotated[
+        bool, typer.Option(help="With --train: show what it would cost, train nothing.")
+    ] = False,
     markdown: Annotated[
-        Literal["en", "zh"] | None, typer.Option(help="A page for the docs, in this language.")
+        Language | None, typer.Option(help="A page for the docs, in this language.")
     ] = None,
     json: Json = False,
 ) -> None:
     """What is said of GPT and Llama: a verdict, our figure, and the command that makes it again.
 
-    Without --train, claims that only training decides are listed as not-measured.
+    Without --train, claims that only training decides are listed as not-measured. Training can be
+    stopped at any time: the same command goes on.
     """
     chosen = _chosen(number or [])
+    findings: dict[int, Finding] = {}
+    training = None
     if train:
-        _train(chosen, tokens)
-    rows = [Row(claim, claim.check()) for claim in chosen]
+        study, trained = _train(chosen, out, data, tokens, seeds, jobs, dry_run)
+        if dry_run:
+            return
+        findings, training = _decided(study, trained)
+    rows = [Row(claim, findings.get(claim.number) or claim.check()) for claim in chosen]
     if json:
-        print_json({"claims": [_as_dict(row) for row in rows]})
+        made = {"training": training._asdict()} if training else {}
+        print_json({"claims": [as_dict(row) for row in rows], **made})
     elif markdown is not None:
-        print(page(rows, markdown), end="")
+        print(page(rows, markdown, training), end="")
     elif sys.stdout.isatty():
         Console().print(table(rows))
     else:
         for row in rows:
-            print(*_as_dict(row).values(), sep="\t")
+            print(*as_dict(row).values(), sep="\t")
 
 
 def _chosen(numbers: list[int]) -> list[Claim]:
@@ -69,86 +89,59 @@ def _chosen(numbers: list[int]) -> list[Claim]:
     return [by_number[number] for number in dict.fromkeys(numbers)] if numbers else list(CLAIMS)
 
 
-def _train(chosen: list[Claim], tokens: int) -> None:
-    """Shows what the trained rows would cost."""
+def _train(
+    chosen: list[Claim],
+    out: Path,
+    data: str,
+    tokens: int,
+    seeds: int,
+    processes: int,
+    dry_run: bool,
+) -> tuple[Study, dict[int, Done]]:
+    """The runs that decide the chosen claims, by claim; on a dry run none."""
+    from ..evolve.claims.trained import COMPARISONS
+    from ..evolve.claims.training import Study
+
     numbers = {claim.number for claim in chosen if claim.trained}
     if not numbers:
         raise InputError("--train: none of these claims is decided by training; use --quick")
     wanted = [comparison for comparison in COMPARISONS if comparison.number in numbers]
+    study = Study.open(out, data, tokens, seeds, tell)
+    jobs = study.planned(wanted)
+    left = study.left(jobs)
     for comparison in wanted:
-        names = ", ".join(comparison.variants)
-        runs, flops = comparison.runs(), comparison.flops(tokens)
-        tell(f"claim {comparison.number}: {comparison.baseline} against {names}: {runs} runs")
-        tell(f"  of {tokens:,} tokens: {flops:.1e} FLOPs")
-    raise InputError(
-        "--train cannot run these comparisons yet: use --quick for the rest, and gpt2llama evolve "
-        "for the changes between two presets"
+        names, ours = ", ".join(comparison.variants), study.planned([comparison])
+        tell(f"claim {comparison.number}: {comparison.baseline} against {names}: {len(ours)} runs")
+    about = f", about {time_of(study.seconds(left))} here" if left else ""
+    tell(f"{len(jobs)} different runs of {study.tokens:,} tokens, {len(left)} of them left{about}")
+    trained: dict[int, Done] = {}
+    if not dry_run:
+        told = RunLog(len(jobs))
+        for comparison in wanted:
+            runs = study.run(comparison, processes, told)
+            trained.setdefault(comparison.number, []).append((comparison, runs))
+    return study, trained
+
+
+def _decided(study: Study, trained: dict[int, Done]) -> tuple[dict[int, Finding], Training]:
+    """The verdicts, and how they came about; draws the chart if its claims are among them."""
+    from ..evolve.claims.chart import long_context_svg
+    from ..evolve.claims.decide import decide
+    from ..evolve.sweep import machine
+
+    charted = {13, 14} <= trained.keys()
+    if charted:
+        ((_, schemes),), ((_, scalings),) = trained[13], trained[14]
+        for language, name in (("en", "long-context.svg"), ("zh", "long-context.zh.svg")):
+            drawn = long_context_svg(schemes, scalings, study, language)
+            write_text(study.folder / name, drawn, overwrite=True)
+            tell(str(study.folder / name))
+    training = Training(
+        tokens=study.tokens,
+        steps=study.train.steps,
+        seeds=study.seeds,
+        corpus=study.corpus,
+        cpu=machine(study.train)["cpu"],
+        chart=charted,
     )
-
-
-def _as_dict(row: Row) -> dict[str, int | str]:
-    return {
-        "number": row.claim.number,
-        "claim": row.claim.statement,
-        "verdict": row.finding.verdict,
-        "figure": row.finding.figure,
-        "command": row.claim.command,
-    }
-
-
-def table(rows: list[Row]) -> Table:
-    """For a terminal: the claim, and under it our figure."""
-    found = Table(show_header=True, header_style="bold", show_lines=False, box=None)
-    found.add_column("#", justify="right", no_wrap=True)
-    found.add_column("verdict", no_wrap=True)
-    found.add_column("claim, our figure, the command", overflow="fold")
-    for claim, finding in rows:
-        colour = COLOURS.get(finding.verdict, "dim")
-        verdict = f"[{colour}]{finding.verdict}[/]"
-        found.add_row(str(claim.number), verdict, f"[bold]{_plain(claim.statement)}[/]")
-        found.add_row("", "", _plain(finding.figure))
-        found.add_row("", "", f"[dim]{claim.command}[/]", end_section=True)
-    return found
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
-
-
-_TITLES = {
-    "en": (
-        "# What is said of GPT and Llama, checked",
-        "[中文](claims.zh.md)",
-        "Each row is a statement of published walk-throughs, decided by arithmetic, by a small "
-        "exact computation or by training. This page is the output of",
-        "A verdict is computed together with its figure. `true-if` names the condition; "
-        "`not-measured` rows need training. Rows {timed} time the machine they run on. What comes "
-        "from memory is marked as such.",
-        "| # | claim | verdict | our figure | make it again |",
-    ),
-    "zh": (
-        "# 关于 GPT 和 Llama 的说法，逐条核对",
-        "[English](claims.md)",
-        "每一行是公开教程里的一个说法，由算术、一个精确的小计算或训练来判定。本页是这条命令的输出：",
-        "结论与数字一同算出。“有条件地对”会写明条件；“尚未测量”的行需要训练。第 {timed} 行测的是"
-        "运行它的那台机器。凭记忆的数字都已注明。",
-        "| # | 说法 | 结论 | 我们的数字 | 重做的命令 |",
-    ),
-}
-
-
-def page(rows: list[Row], language: Literal["en", "zh"]) -> str:
-    """The Markdown page of the docs."""
-    title, other, about, legend, header = _TITLES[language]
-    timed = [str(claim.number) for claim, _ in rows if claim.times_machine]
-    command = f"gpt2llama claims --quick --markdown {language}"
-    lines = [title, "", other, "", about, "", "```", command, "```", ""]
-    joined = ("、" if language == "zh" else " and ").join(timed)
-    lines += [legend.format(timed=joined or "–"), "", header, "| ---: | --- | --- | --- | --- |"]
-    for claim, finding in rows:
-        cells: list[str] = [claim.statement, finding.verdict, finding.figure]
-        if language == "zh":
-            cells = [claim.statement_zh, IN_CHINESE[finding.verdict], finding.figure_zh]
-        escaped = " | ".join(cell.replace("|", r"\|") for cell in cells)
-        lines.append(f"| {claim.number} | {escaped} | `{claim.command}` |")
-    return "\n".join(lines) + "\n"
+    return {number: decide(number, done, study) for number, done in trained.items()}, training

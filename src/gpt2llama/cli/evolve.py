@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +10,9 @@ from rich.table import Table
 
 from ..errors import FileError
 from ._print import Json, log, print_json, tell
+from ._runs import RunLog, time_of
 
 if TYPE_CHECKING:
-    from ..evolve.run import Job
     from ..evolve.sweep import Plan
 
 app = typer.Typer(add_completion=False)
@@ -68,7 +67,7 @@ def evolve(
         return
     plan.write(out)
     tuning = plan.tuning(out)
-    talk = Talk(len(tuning) + len(plan.rungs) * plan.question.seeds)
+    talk = RunLog(len(tuning) + len(plan.rungs) * plan.question.seeds)
     tuned = run_jobs(out, tuning, jobs, talk)
     rates = best_rates([(job, tuned[job.key]) for job in tuning])
     todo = plan.jobs(out, rates)
@@ -85,21 +84,6 @@ def evolve(
         print(out / "report.html")
 
 
-class Talk:
-    """A line for each run that is done, with what is left."""
-
-    def __init__(self, runs: int) -> None:
-        self.runs, self.done, self.begun = runs, 0, time.monotonic()
-
-    def __call__(self, job: Job, result: dict[str, Any]) -> None:
-        self.done += 1
-        left = (time.monotonic() - self.begun) / self.done * (self.runs - self.done)
-        score = result["bits_per_byte"]
-        what = f"{score:.4f} bits per byte" if score is not None else f"diverged: {result['why']}"
-        rate = f" at lr {job.run.train.lr:g}" if job.seed >= 1000 else f", seed {job.seed}"
-        tell(f"{self.done}/{self.runs} {job.rung}{rate}: {what}; {_time(left)} left")
-
-
 def show(plan: Plan) -> None:
     from ..plan import flops_per_token, parameters
 
@@ -113,7 +97,7 @@ def show(plan: Plan) -> None:
     log.print(table)
     tokens = plan.train.steps * plan.train.batch_size * (plan.train.seq_len or 0)
     runs = len(plan.rungs) * (plan.question.seeds + 3 * plan.question.tune_lr)
-    expected = f", about {_time(plan.seconds)}" if plan.seconds else ""
+    expected = f", about {time_of(plan.seconds)}" if plan.seconds else ""
     tell(f"{runs} runs of {plan.train.steps:,} steps, {tokens:,} tokens each{expected}")
 
 
@@ -131,8 +115,3 @@ def table(results: dict[str, Any]) -> Table:
             rung["verdict"] or "",
         )
     return shown
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -86,7 +86,7 @@ def rungs_of(
             "their losses per token cannot be compared; choose presets with the same tokenizer"
         )
     if design == "ladder" and (base, to) == ("zh-3m-2017", "zh-3m"):
-        return _matched(_standard_ladder(), match, seq_len)
+        return matched(_standard_ladder(), match, seq_len)
     changes = differences(first, last, without=_WIDTHS if match != "none" else set())
     if not changes:
         raise InputError(f"{base} and {to} differ in nothing but what is matched; choose others")
@@ -105,7 +105,7 @@ def rungs_of(
         back = {name: {f: getattr(first, f) for f in fields} for name, fields in changes.items()}
         for name, fields in back.items():
             rungs.append(_after(rungs[0], name, fields, f"without {_name(last, changes[name])}"))
-    return _matched(rungs, match, seq_len)
+    return matched(rungs, match, seq_len)
 
 
 def differences(
@@ -185,7 +185,7 @@ def _choose(changes: dict[str, dict[str, Any]], names: Iterable[str]) -> dict[st
     return chosen
 
 
-def _matched(rungs: list[Rung], match: Match, seq_len: int | None) -> list[Rung]:
+def matched(rungs: list[Rung], match: Match, seq_len: int | None) -> list[Rung]:
     """The same with d_ff, and where that is not enough the depth, as close to the first as goes."""
     if match == "none":
         return rungs
@@ -193,7 +193,7 @@ def _matched(rungs: list[Rung], match: Match, seq_len: int | None) -> list[Rung]
     def size(cfg: ModelConfig) -> int:
         return parameters(cfg)["total"] if match == "params" else flops_per_token(cfg, seq_len)
 
-    goal, matched = size(rungs[0].config), []
+    goal, found = size(rungs[0].config), []
     for rung in rungs:
         config = fit(rung.config, size, goal)
         if abs(size(config) - goal) > TOLERANCE * goal:
@@ -202,8 +202,8 @@ def _matched(rungs: list[Rung], match: Match, seq_len: int | None) -> list[Rung]
                 "and depth; use --match none, or presets of a like size"
             )
         adjusted = _words(rung.config, config)
-        matched.append(Rung(rung.name, config, rung.change, rung.previous, adjusted, rung.levels))
-    return matched
+        found.append(Rung(rung.name, config, rung.change, rung.previous, adjusted, rung.levels))
+    return found
 
 
 def fit(cfg: ModelConfig, size: Any, goal: int) -> ModelConfig:

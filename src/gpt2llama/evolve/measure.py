@@ -23,29 +23,32 @@ from ..train.metrics import evaluate
 from ..train.speed import peak_rss
 
 BUCKETS = 16  # of a window's positions
+AT_ONCE = 1024  # tokens: their logits stay in a CPU's cache
 TOKENS = 16384  # held-out tokens that each of these reads, the first ones
 
 
-def measure(
-    model: Transformer, data: TokenData, start_id: int | None, seq_len: int
-) -> dict[str, Any]:
-    """Loss by position at the trained length, twice and four times it; int8 and int4 rounding;
-    decoding speed; the process's peak memory."""
+def measure(model: Transformer, text: list[Batch]) -> dict[str, Any]:
+    """What rounding to int8 and int4 costs; decoding speed; the process's peak memory."""
     model.eval()
-    texts = {
-        length: _windows(data, length, start_id) for length in (seq_len, 2 * seq_len, 4 * seq_len)
-    }
-    plain = _nats_per_token(model, texts[seq_len])
+    plain = _nats_per_token(model, text)
     rounded = {}
     for bits in (8, 4):
-        worse = _nats_per_token(round_weights(model, bits), texts[seq_len]) - plain
+        worse = _nats_per_token(round_weights(model, bits), text) - plain
         rounded[f"int{bits}_nats_per_token_more"] = worse
     return {
-        "by_position": {str(n): loss_by_position(model, text) for n, text in texts.items()},
         **rounded,
         "decode_tokens_per_s": decode_speed(model),
         "peak_rss_bytes": peak_rss(),
     }
+
+
+def positions(model: Transformer, texts: dict[int, list[Batch]]) -> dict[str, list[float] | None]:
+    """The loss by position in windows of each length."""
+    was_training = model.training
+    model.eval()
+    found = {str(length): loss_by_position(model, text) for length, text in texts.items()}
+    model.train(was_training)
+    return found
 
 
 @torch.inference_mode()
@@ -56,9 +59,9 @@ def loss_by_position(model: Transformer, batches: list[Batch]) -> list[float] | 
         return None
     sums, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length)
     for batch in batches:
-        logits = model(batch.ids).float()
-        nats = F.cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none")
-        sums += nats.sum(0).double()
+        logits = model(batch.ids).float().flatten(0, 1)
+        nats = F.cross_entropy(logits, batch.targets.flatten(), reduction="none")
+        sums += nats.view_as(batch.targets).sum(0).double()
         counts += (batch.targets >= 0).sum(0)
     parts = zip(sums.chunk(BUCKETS), counts.chunk(BUCKETS), strict=True)
     return [float(total.sum() / count.sum().clamp(min=1)) for total, count in parts]
@@ -145,10 +148,10 @@ def bits_of_tokens(nats_per_token: float, data: TokenData) -> float:
     return nats_per_token / math.log(2) * len(data.held_out) / data.held_out_bytes
 
 
-def _windows(data: TokenData, length: int, start_id: int | None) -> list[Batch]:
-    """Whole ones only: the same tokens at every length."""
+def windows_of(data: TokenData, length: int, start_id: int | None) -> list[Batch]:
+    """The first TOKENS held-out tokens in whole windows: the same tokens at every length."""
     count = max(1, min(TOKENS, len(data.held_out)) // length)
-    rows = max(1, 4096 // length)
+    rows = max(1, AT_ONCE // length)
     windows = held_out_windows(data.held_out[: count * length], length, start_id, rows)
     return [batch for batch in islice(windows, count) if batch.ids.shape[1] == length]
 

@@ -1,7 +1,7 @@
 """Trains the models of a sweep: each run once, resumable, the same whoever does it and when.
 
-A sweep is a folder: plan.json says what is to be done, runs/KEY/ holds one run, where KEY is the
-hash of all that its numbers depend on, and KEY/result.json is there once it is finished.
+A sweep is a folder. Its runs/KEY/ holds one run, where KEY is the hash of all that its numbers
+depend on, and KEY/result.json is there once it is finished.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from ..train.run import pick_device
 from ..train.run_folder import RunFolder, read_metrics
 from ..train.step import Step
 from ..train.trainer import HeldOut, Trainer
-from .measure import measure, reset_peak
+from ..weights import load, save
+from .measure import AT_ONCE, measure, positions, reset_peak, windows_of
 
-VERSION = 1  # of what a run does: a change of it makes new keys
+VERSION = 2  # of what a run does: a change of it makes new keys
 WATCHED = 16  # held-out windows that are scored during the training; all of them at the end
 PROBE = 5  # steps that are timed, the first two left out
 
@@ -43,11 +44,13 @@ Report = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a rung's model from one seed."""
+    """One run: a rung's model from one seed, or from the weights of another run that kept them."""
 
     rung: str
     run: RunConfig
     digest: str  # of the data
+    begin: str = ""  # the key of that other run
+    keep: bool = False  # its weights, in KEY/model
 
     @property
     def seed(self) -> int:
@@ -60,9 +63,15 @@ class Job:
             "model": self.run.model.to_dict(),
             "train": {k: v for k, v in self.run.train.to_dict().items() if k not in _NOT_NUMBERS},
             "data": self.digest,
-        }
+        } | ({"begin": self.begin} if self.begin else {})
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """Of the windows that are read: up to four times the length trained at first."""
+        n = self.run.seq_len
+        return (n // 4, n // 2, n) if self.begin else (n, 2 * n, 4 * n)
 
 
 _NOT_NUMBERS = {"checkpoint_every"}  # settings that no result depends on
@@ -83,16 +92,30 @@ def finish(folder: Path, job: Job, report: Report = lambda line: None) -> dict[s
     Raises FileError while another process holds the run, Interrupted on Ctrl-C.
     """
     place = folder / "runs" / job.key
-    done = place / "result.json"
-    if not done.exists():
+    result = _result(place, job)
+    if result is None:
         with RunFolder(place, resume=True) as run_folder:
-            if not done.exists():  # another process may have been faster
+            result = _result(place, job)  # another process may have been faster
+            if result is None:
                 run_folder.write_text("config.toml", job.run.to_toml())
                 result = _train(job, run_folder, report)
-                write_text(done, json.dumps(result), overwrite=True)
+                write_text(place / "result.json", json.dumps(result), overwrite=True)
     shutil.rmtree(place / "checkpoints", ignore_errors=True)
-    result = json.loads(done.read_text(encoding="utf-8"))
-    return dict(result)
+    return result
+
+
+def is_finished(folder: Path, job: Job) -> bool:
+    return _result(folder / "runs" / job.key, job) is not None
+
+
+def _result(place: Path, job: Job) -> dict[str, Any] | None:
+    """None: not finished, or without the weights that the job is to keep."""
+    done = place / "result.json"
+    if not done.exists():
+        return None
+    result: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+    kept = result["diverged"] or (place / "model").exists()
+    return result if kept or not job.keep else None
 
 
 def _train(job: Job, folder: RunFolder, report: Report) -> dict[str, Any]:
@@ -104,6 +127,12 @@ def _train(job: Job, folder: RunFolder, report: Report) -> dict[str, Any]:
     share = sum(int((batch.targets >= 0).sum()) for batch in watched) / len(data.held_out)
     reset_peak()
     model = new_model(run)
+    texts = {length: windows_of(data, length, tokenizer.bos_id) for length in job.lengths}
+    result: dict[str, Any] = {"rung": job.rung, "seed": job.seed, "lr": run.train.lr}
+    if job.begin:
+        begun, _ = load(folder.path.parent / job.begin / "model")
+        model.load_state_dict(begun.state_dict())
+        result["by_position_before"] = positions(model, texts)
     trainer = Trainer(
         model,
         PackedBatches(data, run.train.batch_size, seq_len, run.train.seed),
@@ -112,13 +141,15 @@ def _train(job: Job, folder: RunFolder, report: Report) -> dict[str, Any]:
         held_out=HeldOut(lambda: iter(watched), max(1, round(data.held_out_bytes * share))),
         report=report,
     )
-    result: dict[str, Any] = {"rung": job.rung, "seed": job.seed, "lr": run.train.lr}
     try:
         seconds = trainer.run().seconds
     except TrainingError as error:
         return {**result, "diverged": True, "why": str(error), "bits_per_byte": None}
     lines = read_metrics(folder.path)
-    nats, _ = evaluate(model, windows(max(1, 4096 // seq_len)))
+    nats, _ = evaluate(model, windows(max(1, AT_ONCE // seq_len)))
+    if job.keep:
+        shutil.rmtree(folder.path / "model", ignore_errors=True)  # of a run that was cut off here
+        save(model, tokenizer, folder.path / "model")
     curve = [[at["step"], at["tokens"], at["seconds"], at["loss"]] for at in _thinned(lines)]
     watched_curve = [[at["step"], at["bits_per_byte"]] for at in lines if "bits_per_byte" in at]
     return {
@@ -129,7 +160,8 @@ def _train(job: Job, folder: RunFolder, report: Report) -> dict[str, Any]:
         "tokens_per_s": statistics.median(at["tokens_per_s"] for at in lines),
         "curve": curve,
         "held_out_curve": watched_curve,
-        **measure(model, data, tokenizer.bos_id, seq_len),
+        "by_position": positions(model, texts),
+        **measure(model, texts[seq_len]),
     }
 
 

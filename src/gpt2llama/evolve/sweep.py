@@ -32,6 +32,7 @@ from .run import Job, digest_of, finish, probe, with_seed
 Say = Callable[[str], None]
 SHARE = 0.95  # of the minutes that is planned: machines drift
 LEAST_STEPS = 30
+TUNING_SEED = 1000  # of the runs that choose a learning rate: no result uses it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +116,11 @@ class Plan:
         ]
 
     def tuning(self, folder: Path) -> list[Job]:
-        """Half, once and twice the learning rate, with a seed that no result uses."""
+        """Half, once and twice the learning rate."""
         if not self.question.tune_lr:
             return []
         rates = [self.train.lr * factor for factor in (0.5, 1.0, 2.0)]
-        return [self._job(folder, rung, 1000, lr) for rung in self.rungs for lr in rates]
+        return [self._job(folder, rung, TUNING_SEED, lr) for rung in self.rungs for lr in rates]
 
     def _job(self, folder: Path, rung: Rung, seed: int, lr: float | None) -> Job:
         run = RunConfig(model=rung.config, train=self.train, data=str(folder.resolve() / "data"))
@@ -188,12 +189,17 @@ def _steps_within(
         run = RunConfig(model=rung.config, train=train, data=str(folder / "data"))
         step, scored = probe(run)
         step_seconds += runs * step
-        # The held-out text once, 16 windows eight times, five readings of 16,384 tokens, decoding.
-        read = len(data.held_out) + 8 * 16 * run.seq_len + 5 * 16384
-        other_seconds += runs * (1.1 * read / scored + 2.0)
+        other_seconds += runs * seconds_of_reading(len(data.held_out), run.seq_len, scored)
     left = SHARE * budget - (time.perf_counter() - begun) - other_seconds
     steps = int(left / step_seconds)
     return steps, (time.perf_counter() - begun) + steps * step_seconds + other_seconds
+
+
+def seconds_of_reading(held_out_tokens: int, seq_len: int, tokens_per_s: float) -> float:
+    """What a run does besides its steps: it scores the held-out text once and 16 windows eight
+    times, reads 16,384 tokens six times, and decodes."""
+    read = held_out_tokens + 8 * 16 * seq_len + 6 * 16384
+    return 1.1 * read / tokens_per_s + 2.0
 
 
 def run_jobs(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ...model.config import LinearScaling, Llama3Scaling, ModelConfig, NTKScaling, YarnScaling
 from ...model.presets import ladder, preset
-from ...plan import flops_per_token
+from ..design import Match, Rung, matched
 from .claim import Claim, Finding
 
 Changes = Mapping[str, Any]  # field of ModelConfig -> value
@@ -23,9 +23,9 @@ class Comparison:
     """Trains `base` with `setup`, called `baseline`, and that again with each of `variants`.
 
     match: what d_ff keeps equal, within 1%. reads: held-out bits per byte, or the loss by
-    position at each of `lengths` tokens. learning_rates: each config takes its best of them; none:
-    the recipe's. without_training: the variants are the base's trained weights read under another
-    config, before and after `tune_steps` of training at the longest length.
+    position. learning_rates: each config takes its best of them; none: the recipe's.
+    without_training: the variants are the base's trained weights read under another config at
+    longer lengths, before and after a short training there.
     """
 
     number: int
@@ -33,30 +33,21 @@ class Comparison:
     baseline: str
     setup: Changes = field(default_factory=dict)
     variants: Mapping[str, Changes]
-    match: Literal["params", "flops", "none"] = "params"
-    seeds: int = 5
+    match: Match = "params"
     reads: Literal["bits per byte", "loss by position"] = "bits per byte"
-    lengths: tuple[int, ...] = ()
     learning_rates: tuple[float, ...] = ()
     without_training: bool = False
-    tune_steps: int = 0
 
     def configs(self) -> dict[str, ModelConfig]:
         """The baseline and the variants by name, not yet matched."""
         base = preset(self.base).replace(**self.setup)
         return {self.baseline: base} | {n: base.replace(**to) for n, to in self.variants.items()}
 
-    def runs(self) -> int:
-        """Trainings: a config each, a seed each, a learning rate each."""
-        configs = 1 if self.without_training else 1 + len(self.variants)
-        return configs * self.seeds * max(1, len(self.learning_rates))
-
-    def flops(self, tokens: int) -> int:
-        """Of all runs at `tokens` each, by the unmatched configs; tuning apart."""
-        configs = list(self.configs().values())
-        trained = configs[:1] if self.without_training else configs
-        once = sum(tokens * flops_per_token(cfg) for cfg in trained)
-        return once * self.seeds * max(1, len(self.learning_rates))
+    def trained(self) -> dict[str, ModelConfig]:
+        """Those that are trained, their sizes matched to the baseline's."""
+        rungs = [Rung(name, cfg) for name, cfg in self.configs().items()]
+        chosen = rungs[:1] if self.without_training else rungs
+        return {rung.name: rung.config for rung in matched(chosen, self.match, None)}
 
 
 _THIN: Changes = {"d_model": 96, "d_ff": 234}  # 24 such layers are 2.7M parameters
@@ -97,9 +88,7 @@ def _pre_or_post(n_layers: int) -> Comparison:
     )
 
 
-def _against_swiglu(
-    number: int, baseline: str, activation: str, match: Literal["params", "flops"]
-) -> Comparison:
+def _against_swiglu(number: int, baseline: str, activation: str, match: Match) -> Comparison:
     return Comparison(
         number=number,
         base="zh-3m",
@@ -122,7 +111,6 @@ COMPARISONS: tuple[Comparison, ...] = (
         baseline="rope",
         variants=_OTHER_POSITIONS,
         reads="loss by position",
-        lengths=(128, 200, 256, 512),
     ),
     Comparison(
         number=14,
@@ -131,9 +119,7 @@ COMPARISONS: tuple[Comparison, ...] = (
         variants=_STRETCHED,
         match="none",
         reads="loss by position",
-        lengths=(128, 256, 512),
         without_training=True,
-        tune_steps=50,
     ),
     Comparison(
         number=23,
@@ -153,7 +139,11 @@ COMPARISONS: tuple[Comparison, ...] = (
         variants={"biases": {"qkv_bias": True, "out_bias": True, "mlp_bias": True}},
     ),
     Comparison(
-        number=39, base="zh-3m", baseline="tied", variants={"untied": {"tie_embeddings": False}}
+        number=39,
+        base="zh-3m",
+        baseline="untied",
+        setup={"tie_embeddings": False, "d_ff": 168},  # of zh-3m's size
+        variants={"tied": {"tie_embeddings": True, "d_ff": 512}},
     ),
     Comparison(number=46, base="zh-3m-2017", baseline="2017", variants=_rungs()),
 )
@@ -180,16 +170,13 @@ def _not_measured(number: int) -> Finding:
     ways = list(dict.fromkeys(c.match for c in comparisons))
     pairs = dict.fromkeys(f"{c.baseline} against {_few(c.variants)}" for c in comparisons)
     pairs_zh = dict.fromkeys(f"{c.baseline} 对 {_few(c.variants)}" for c in comparisons)
-    runs = sum(c.runs() for c in comparisons)
     matched = " and ".join(_MATCHED[way] for way in ways)
     matched_zh = "、".join(_MATCHED_ZH[way] for way in ways)
     reads_zh = {"bits per byte": "每字节比特数", "loss by position": "各位置的损失"}[first.reads]
     return Finding(
         "not-measured",
-        f"decided by {runs} runs of {first.base}: {'; '.join(pairs)}; {matched}, "
-        f"{first.seeds} seeds, held-out {first.reads}",
-        f"由 {first.base} 的 {runs} 次训练判定：{'；'.join(pairs_zh)}；{matched_zh}，"
-        f"{first.seeds} 个种子，比较留出文本上{reads_zh}",
+        f"decided by training {first.base}: {'; '.join(pairs)}; {matched}, held-out {first.reads}",
+        f"由训练 {first.base} 判定：{'；'.join(pairs_zh)}；{matched_zh}，比较留出文本上{reads_zh}",
     )
 
 
