@@ -78,7 +78,7 @@ def test_a_run_that_two_comparisons_ask_for_is_made_once(
     assert len(jobs) == 4 * 2 + 4 * 2  # RoPE's two are both comparisons'
     assert {path.name for path in (study.folder / "runs").iterdir()} == {job.key for job in jobs}
     assert study.left(jobs) == []
-    kept = [path for path in (study.folder / "runs").glob("*/model")]
+    kept = list((study.folder / "runs").glob("*/model"))
     assert len(kept) == 2  # only what is stretched
 
     def train(*_: Any) -> None:
@@ -249,7 +249,7 @@ def test_extrapolation(study: Study, rope: float, sinusoidal: float, verdict: st
 )
 def test_stretching(study: Study, pi: float, others: float, verdict: str) -> None:
     (comparison,) = comparisons_of(14)
-    twice = {name: others for name in comparison.configs()} | {"PI": pi}
+    twice = dict.fromkeys(comparison.configs(), others) | {"PI": pi}
     positions = {
         name: {"by_position_before": {128: 2.0, 256: loss, 512: 3.0}, "by_position": {512: 1.5}}
         for name, loss in twice.items()
