@@ -95,9 +95,10 @@ def test_early_stopping_says_the_best_step(run: Run, data: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ([], "name what to train: --preset zh-3m, or --config run.toml"),
+        ([], "name what to train: --preset zh-3m, --from MODEL or --config run.toml"),
         (["--preset", "zh-3m"], "--data is missing"),
         (["--preset", "zh-3m", "--config", "x.toml"], "exclude each other"),
+        (["--preset", "zh-3m", "--from", "x"], "exclude each other"),
         (["--config", "x.toml"], "cannot read x.toml"),
         (["--resume"], "name what to train"),
         (["--preset", "zh-3m", "--data", "nowhere"], "nowhere has no train shards"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
+from ._config import config_of
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
 
@@ -20,6 +22,9 @@ app = typer.Typer()
 def train(
     out: Annotated[Path, typer.Option(help="The run's folder.")],
     preset: Annotated[str | None, typer.Option(help="A named model to start from.")] = None,
+    begin: Annotated[
+        str | None, typer.Option("--from", help="A model to train on from, with its config.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A run as TOML (a config.toml).")] = None,
     data: Annotated[Path | None, typer.Option(help="A folder of `data prepare`.")] = None,
     settings: Annotated[
@@ -28,7 +33,7 @@ def train(
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
     json: Json = False,
 ) -> None:
-    """Train a model from scratch, or go on with --resume.
+    """Train a model from scratch, from the weights of another, or go on with --resume.
 
     Fields for --set: those of the model (n_layers, norm, position …) and steps, batch_size,
     seq_len, accumulate, lr, optimizer, schedule, warmup_steps, weight_decay, clip, eval_every,
@@ -39,18 +44,22 @@ def train(
     from ..train.run import train as train_run
     from ..train.trainer import Interrupted
 
-    if preset and config:
-        raise ConfigError("--preset and --config exclude each other; give one")
-    if config is None and preset is None and resume and (out / "config.toml").exists():
+    named_in = [name for name in (preset, begin, config) if name is not None]
+    if len(named_in) > 1:
+        raise ConfigError("--preset, --from and --config exclude each other; give one")
+    if not named_in and resume and (out / "config.toml").exists():
         config = out / "config.toml"
     if config is not None:
         run = RunConfig.read(config)
     elif preset is not None:
         run = RunConfig(model=named(preset), train=TrainConfig(), data="")
+    elif begin is not None:
+        found = str(Path(begin).resolve()) if Path(begin).exists() else begin
+        run = RunConfig(model=config_of(begin), train=TrainConfig(), data="", begin=found)
     else:
-        raise ConfigError("name what to train: --preset zh-3m, or --config run.toml")
+        raise ConfigError("name what to train: --preset zh-3m, --from MODEL or --config run.toml")
     if data is not None:
-        run = RunConfig(model=run.model, train=run.train, data=str(data.resolve()))
+        run = replace(run, data=str(data.resolve()))
     if not run.data:
         raise ConfigError("--data is missing: give the folder that `data prepare` wrote")
     run = run.set(settings or [])

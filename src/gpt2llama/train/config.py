@@ -87,18 +87,23 @@ def learning_rate(cfg: TrainConfig, step: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that decides a run's numbers; `config.toml` in its folder."""
+    """Everything that decides a run's numbers; `config.toml` in its folder.
+
+    begin: the model whose weights are trained on, as `load` takes it; new ones if empty.
+    """
 
     model: ModelConfig
     train: TrainConfig
     data: str
+    begin: str = ""
 
     @property
     def seq_len(self) -> int:
         return self.train.seq_len or self.model.max_seq_len
 
     def to_toml(self) -> str:
-        lines = [f"data = {json.dumps(self.data, ensure_ascii=False)}"]
+        named = {"data": self.data} | ({"begin": self.begin} if self.begin else {})
+        lines = [f"{k} = {_toml(v)}" for k, v in named.items()]
         for section in ("model", "train"):
             lines += ["", f"[{section}]"]
             lines += [f"{k} = {_toml(v)}" for k, v in getattr(self, section).to_dict().items()]
@@ -135,7 +140,7 @@ class RunConfig:
 
     @classmethod
     def read(cls, path: str | Path) -> RunConfig:
-        """From a TOML file with `data`, [model] and [train]."""
+        """From a TOML file with `data`, perhaps `begin`, [model] and [train]."""
         try:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
@@ -151,6 +156,7 @@ class RunConfig:
                 train=TrainConfig.from_dict(_with_none(TrainConfig, train)),
                 model=ModelConfig.from_dict(_with_none(ModelConfig, model)),
                 data=str(values.get("data", "")),
+                begin=str(values.get("begin", "")),
             )
             return run.checked()
         except ConfigError as error:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from ..data.batches import PackedBatches, TokenData, held_out_windows
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, TokenizerError
 from ..model.transformer import Transformer
 from ..plan import flops_per_token
-from ..tokenizer import load_tokenizer
+from ..tokenizer import Tokenizer, load_tokenizer
+from ..weights import load
 from .config import RunConfig
 from .curve import loss_curve
 from .run_folder import RunFolder, read_metrics
@@ -67,8 +68,11 @@ def make_trainer(
     windows = partial(held_out_windows, data.held_out, run.seq_len, tokenizer.bos_id, rows)
     device = pick_device(run.train.device)
     torch.manual_seed(run.train.seed)
+    model = Transformer(run.model)
+    if run.begin and folder.latest() is None:
+        begin_with(model, run.begin, tokenizer)
     return Trainer(
-        Transformer(run.model).to(device),
+        model.to(device),
         PackedBatches(data, run.train.batch_size, run.seq_len, run.train.seed),
         run.train,
         folder,
@@ -77,6 +81,29 @@ def make_trainer(
         compiled=should_compile(run),
         report=report,
     )
+
+
+def begin_with(model: Transformer, path: str, tokenizer: Tokenizer) -> None:
+    """Copies the weights of the model at `path`, whose config may differ in what has none.
+
+    Raises what `load` raises, ConfigError for weights of other shapes, TokenizerError for a
+    tokenizer that is not the data's.
+    """
+    begun, its_tokenizer = load(path)
+    if its_tokenizer is not None and its_tokenizer.fingerprint != tokenizer.fingerprint:
+        raise TokenizerError(
+            f"{path} was trained with another tokenizer than the data was prepared with; prepare "
+            f"it with --tokenizer {path}"
+        )
+    ours, theirs = model.state_dict(), begun.state_dict()
+    for name in ours.keys() | theirs.keys():
+        shapes = [tuple(state[name].shape) if name in state else None for state in (theirs, ours)]
+        if shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"{path} has {name} of shape {shapes[0]} and the run's config wants {shapes[1]}; "
+                "--set only what needs no weights, such as rope_scaling or dropout"
+            )
+    model.load_state_dict(theirs)
 
 
 def draw_curve(folder: RunFolder) -> None:
@@ -109,7 +136,10 @@ def should_compile(run: RunConfig) -> bool:
 
 
 def _check_same(before: RunConfig, now: RunConfig, folder: Path) -> None:
-    old, new = ({"data": c.data} | c.model.to_dict() | c.train.to_dict() for c in (before, now))
+    old, new = (
+        {"data": c.data, "begin": c.begin} | c.model.to_dict() | c.train.to_dict()
+        for c in (before, now)
+    )
     for name in old:
         if old[name] != new[name] and name not in _MAY_CHANGE:
             raise ConfigError(
