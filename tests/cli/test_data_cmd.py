@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -17,9 +16,7 @@ from byte_tokenizer import ByteTokenizer
 @pytest.fixture(autouse=True)
 def tokenizer(monkeypatch: pytest.MonkeyPatch) -> ByteTokenizer:
     tokenizer = ByteTokenizer()
-    module = ModuleType("gpt2llama.tokenizer")
-    module.load_tokenizer = lambda path: tokenizer  # type: ignore[attr-defined]  # a stub
-    monkeypatch.setitem(sys.modules, "gpt2llama.tokenizer", module)
+    monkeypatch.setattr("gpt2llama.cli._tokenizer.tokenizer_of", lambda name: tokenizer)
     return tokenizer
 
 

@@ -22,19 +22,19 @@ def main() -> None:
 @app.command("prepare")
 def prepare_command(
     paths: Annotated[list[Path], typer.Argument(help=".txt .md .json .jsonl .parquet, or folders")],
-    tokenizer: Annotated[Path, typer.Option(help="The tokenizer's folder.")],
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer's folder or file, or any model.")],
     out: Annotated[Path, typer.Option(help="A new folder for the shards.")],
     held_out: Annotated[float, typer.Option(help="The share kept for evaluation.")] = 0.1,
     json: Json = False,
 ) -> None:
     """Encode text into shards of tokens, with a held-out split and a check for leaks."""
-    from ..tokenizer import load_tokenizer
+    from ._tokenizer import tokenizer_of
 
     with Progress(console=log, transient=True, disable=not log.is_terminal) as bar:
         task = bar.add_task("encoding", total=None)
         report = prepare(
             paths,
-            load_tokenizer(tokenizer),
+            tokenizer_of(tokenizer),
             out,
             held_out,
             progress=lambda done, total: bar.update(task, completed=done, total=total),

@@ -11,10 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..data.documents import read_documents
-from ..errors import TokenizerError
-from ..tokenizer import Tokenizer, has_tokenizer, load_tokenizer, split_pieces, train_bpe
-from ..weights import open_model
+from ..tokenizer import split_pieces, train_bpe
 from ._print import Json, log, print_json
+from ._tokenizer import tokenizer_of
 
 app = typer.Typer(no_args_is_help=True)
 Source = Annotated[str, typer.Argument(metavar="PATH", help="A tokenizer's file, or any model.")]
@@ -58,7 +57,7 @@ def train(
 @app.command()
 def encode(path: Source, text: Words, json: Json = False) -> None:
     """Print the ids of a text."""
-    ids = _tokenizer_of(path).encode(text)
+    ids = tokenizer_of(path).encode(text)
     if json:
         print_json({"ids": ids})
     else:
@@ -68,7 +67,7 @@ def encode(path: Source, text: Words, json: Json = False) -> None:
 @app.command()
 def show(path: Source, text: Words, json: Json = False) -> None:
     """Print the pieces of a text, each with its ids; one that shares a character has several."""
-    tokenizer = _tokenizer_of(path)
+    tokenizer = tokenizer_of(path)
     pieces = list(split_pieces(tokenizer, tokenizer.encode(text)))
     if json:
         print_json({"pieces": [{"text": piece, "ids": ids} for piece, ids in pieces]})
@@ -90,7 +89,7 @@ def compare(
     json: Json = False,
 ) -> None:
     """Bytes of text per token, for several tokenizers side by side: the more, the shorter."""
-    tokenizers = [_tokenizer_of(path) for path in tokenizer]
+    tokenizers = [tokenizer_of(path) for path in tokenizer]
     table = Table(title="bytes per token", title_justify="left")
     table.add_column("text", overflow="fold")
     for heading in ("bytes", *tokenizer):
@@ -109,17 +108,6 @@ def compare(
         print_json({"compared": rows})
     else:
         Console().print(table)
-
-
-def _tokenizer_of(source: str) -> Tokenizer:
-    """Of a folder, one of a tokenizer's files, a .gguf file, an asset or a hub id."""
-    place = Path(source)
-    if place.suffix in (".json", ".model", ".bpe") or has_tokenizer(place):
-        return load_tokenizer(place)
-    tokenizer = open_model(source).tokenizer()
-    if tokenizer is None:
-        raise TokenizerError(f"{source} has no tokenizer")
-    return tokenizer
 
 
 def _visible(piece: str) -> str:
