@@ -68,7 +68,8 @@ def on_ray(folder: Path, jobs: list[Job], at_once: int) -> Iterator[tuple[Job, R
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = shares(nodes, at_once)
     run = ray.remote(_on_a_node).options(num_cpus=cpus, num_gpus=gpus)
-    waiting, running = iter(jobs), {}
+    waiting = iter(jobs)
+    running: dict[Any, Job] = {}  # by Ray's reference
     try:
         while True:
             for job in islice(waiting, at_once - len(running)):
