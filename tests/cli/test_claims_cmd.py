@@ -102,6 +102,7 @@ def test_training_decides_and_goes_on(run: Run, tiny: Path, tmp_path: Path) -> N
     assert "learned undefined" in values["claims"][0]["figure"]
     assert values["training"]["steps"] == 31
     assert "14/14" in err
+    assert "holds runs on text.txt" in run(*command, "--data", "sanguo", code=1)[1]
     again, err = run(*command, "--json")
     assert json.loads(again) == values
     assert "0 of them left" in err

@@ -31,16 +31,19 @@ def evolve(
     minutes: Annotated[float | None, typer.Option(help="For all of it (30, unless given).")] = None,
     switch: Annotated[list[str] | None, typer.Option(help="Of a factorial; several.")] = None,
     tune_lr: Annotated[bool, typer.Option(help="First choose each rung's learning rate.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes; threads are shared out.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; threads are shared out.")] = 1,
+    engine: Annotated[str, typer.Option(help="local (processes) or ray (a cluster).")] = "local",
     dry_run: Annotated[bool, typer.Option(help="Print the models and the time, run none.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with the folder's own plan.")] = False,
     json: Json = False,
 ) -> None:
     """What does each change buy? From one model to another, a switch at a time, with intervals."""
+    from ..evolve.engines import engine_named
     from ..evolve.report import write_report
     from ..evolve.results import summarise
     from ..evolve.sweep import Plan, Question, best_rates, make_plan, run_jobs
 
+    chosen = engine_named(engine)
     if (out / "plan.json").exists():
         if not resume:
             raise FileError(f"{out} holds a sweep; go on with --resume or name another --out")
@@ -68,10 +71,10 @@ def evolve(
     plan.write(out)
     tuning = plan.tuning(out)
     talk = RunLog(len(tuning) + len(plan.rungs) * plan.question.seeds)
-    tuned = run_jobs(out, tuning, jobs, talk)
+    tuned = run_jobs(out, tuning, jobs, talk, chosen)
     rates = best_rates([(job, tuned[job.key]) for job in tuning])
     todo = plan.jobs(out, rates)
-    done = run_jobs(out, todo, jobs, talk)
+    done = run_jobs(out, todo, jobs, talk, chosen)
     by_rung: dict[str, list[dict[str, Any]]] = {}
     for job in todo:
         by_rung.setdefault(job.rung, []).append(done[job.key])

@@ -8,10 +8,8 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,10 @@ from ..errors import DataError, FileError, InputError
 from ..model.config import ModelConfig
 from ..train.config import SHORT_RUN, RunConfig, TrainConfig
 from ..train.run import pick_device
-from ..train.run_folder import InUseError
 from ..train.step import computing_dtype
 from .design import Match, Rung, rungs_of
-from .run import Job, digest_of, finish, probe, with_seed
+from .engines import Engine, on_processes
+from .run import Job, digest_of, probe, with_seed
 
 Say = Callable[[str], None]
 SHARE = 0.95  # of the minutes that is planned: machines drift
@@ -203,7 +201,11 @@ def seconds_of_reading(held_out_tokens: int, seq_len: int, tokens_per_s: float) 
 
 
 def run_jobs(
-    folder: Path, jobs: list[Job], processes: int, done: Callable[[Job, dict[str, Any]], None]
+    folder: Path,
+    jobs: list[Job],
+    processes: int,
+    done: Callable[[Job, dict[str, Any]], None],
+    engine: Engine = on_processes,
 ) -> dict[str, dict[str, Any]]:
     """The result of each job by its key; `done` hears of each as it comes. A job that another
     process holds is taken up again after the others."""
@@ -211,7 +213,7 @@ def run_jobs(
     waiting = jobs
     while waiting:
         held = []
-        for job, result in _one_round(folder, waiting, processes):
+        for job, result in engine(folder, waiting, processes):
             if result is None:
                 held.append(job)
             else:
@@ -221,34 +223,6 @@ def run_jobs(
             time.sleep(5)
         waiting = held
     return results
-
-
-def _one_round(
-    folder: Path, jobs: list[Job], processes: int
-) -> Iterator[tuple[Job, dict[str, Any] | None]]:
-    """None: another process holds the run."""
-    if processes == 1:
-        for job in jobs:
-            yield job, _unless_held(folder, job)
-        return
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    pool = ProcessPoolExecutor(
-        processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
-    )
-    with pool:
-        asked = {pool.submit(_unless_held, folder, job): job for job in jobs}
-        try:
-            for future in as_completed(asked):
-                yield asked[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _unless_held(folder: Path, job: Job) -> dict[str, Any] | None:
-    try:
-        return finish(folder, job)
-    except InUseError:
-        return None
 
 
 def best_rates(tuned: list[tuple[Job, dict[str, Any]]]) -> dict[str, float]:

@@ -61,6 +61,8 @@ class Study:
             raise InputError(f"--seeds {seeds}: an interval needs 2 at least, and 5 to be useful")
         folder.mkdir(parents=True, exist_ok=True)
         corpus = prepare_corpus(folder, source, cfg.vocab_size, say)
+        if corpus not in (("sanguo", "prose") if source == "sanguo" else (Path(source).name,)):
+            raise InputError(f"{folder} holds runs on {corpus}; name another --out for {source}")
         data = TokenData.open(folder / "data")
         train = train.replace(steps=steps, eval_every=max(1, steps // 8), checkpoint_every=40)
         return cls(
