@@ -64,7 +64,7 @@ def on_ray(folder: Path, jobs: list[Job], at_once: int) -> Iterator[tuple[Job, R
     Raises InputError without a cluster, FileError where a node does not see the folder,
     TrainingError for a run that Ray has given up.
     """
-    ray = _connected()
+    ray = connected()
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = shares(nodes, at_once)
     run = ray.remote(_on_a_node).options(num_cpus=cpus, num_gpus=gpus)
@@ -128,7 +128,7 @@ def _import_ray() -> Any:
         raise MissingExtraError("ray", "sweep") from None
 
 
-def _connected() -> Any:
+def connected() -> Any:
     """Ray, to the end of the process on RAY_ADDRESS, this machine's cluster, or a new one here."""
     ray = _import_ray()
     if not ray.is_initialized():
