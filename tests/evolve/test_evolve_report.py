@@ -381,6 +381,18 @@ def test_a_verdict_counts_the_seeds_left_in_both_rungs(results: dict[str, Any]) 
     assert f"no difference shown; 2 seeds could detect ≥ {least} (80% power)" in row
 
 
+def test_a_verdict_says_how_many_seeds_diverged(results: dict[str, Any]) -> None:
+    changed = copy.deepcopy(results)
+    *_, before, rung = changed["rungs"]
+    for run in (before["runs"][0], rung["runs"][2]):
+        run["diverged"] = True
+    rung.update(verdict="not comparable", low=None, high=None)
+    assert "| not comparable; 2 of 3 seeds diverged |" in as_markdown(changed, "en")
+    assert "| 无法比较；3 个种子中有 2 个发散 |" in as_markdown(changed, "zh")
+    assert "not comparable; 2 of 3 seeds diverged" in ladder_svg(changed)
+    assert "1 cannot be compared (untied)" in summary(changed, WORDS["en"])
+
+
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>|a`b`*c*{d}&amp;\n# e"
 
 
@@ -506,7 +518,7 @@ def bare() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (invented(1), "No interval and no verdict"),
+        (invented(1), "No interval: it takes two rungs"),
         (invented(10, 1), "one seed: no interval"),
         (all_diverged(), "2 cannot be compared (pre-norm, gelu)"),
         (bare(), "2 rungs, 1 seed each"),

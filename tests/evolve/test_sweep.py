@@ -196,6 +196,7 @@ def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
     assert all(result["diverged"] for result in found.values())
     results = summarise(tmp_path / "sweep", plan, {job.rung: [found[job.key]] for job in jobs})
     assert [rung["bits_per_byte"] for rung in results["rungs"]] == [None, None]
+    assert [rung["verdict"] for rung in results["rungs"]] == [None, "not comparable"]
     assert "not finite" in results["rungs"][0]["runs"][0]["why"]
 
 

@@ -86,16 +86,27 @@ def how_to_read(results: Results, words: Words) -> list[str]:
 
 
 def verdict(rung: Rung, results: Results, words: Words, power: str = "power") -> str:
-    """`helps`, `reference`, `no difference shown; 3 seeds could detect ≥ 0.0123 (80% power)`.
+    """`helps`, `reference`, `no difference shown; 3 seeds could detect ≥ 0.0123 (80% power)`,
+    `not comparable; 2 of 3 seeds diverged`.
 
-    power: the key of the last one's words, `power_short` where room is small.
+    power: the key of the third one's words, `power_short` where room is small.
     """
-    if rung["verdict"] == "no difference shown" and rung["detectable"] is not None:
-        seeds = counted(words, "seeds", len(_pairs(rung, results)))
-        return words[power].format(seeds=seeds, x=fixed(rung["detectable"]))
-    if rung["verdict"] is None:
-        return words["reference" if rung["previous"] is None else "no_verdict"]
-    return words[rung["verdict"]]
+    if rung["verdict"] is None and rung["previous"] is None:
+        return words["reference"]
+    return _verdict(rung, len(_pairs(rung, results)), len(results["seeds"]), words, power)
+
+
+def _verdict(found: Rung, kept: int, seeds: int, words: Words, power: str) -> str:
+    """Of a comparison that `kept` so many of its seeds, the others having diverged."""
+    if found["verdict"] is None:
+        return words["no_verdict"]
+    if found["verdict"] == "not comparable":
+        asked = counted(words, "seeds", seeds)
+        return words["not_comparable"].format(n=seeds - kept, seeds=asked)
+    if found["verdict"] == "no difference shown" and found["detectable"] is not None:
+        least = fixed(found["detectable"])
+        return words[power].format(seeds=counted(words, "seeds", kept), x=least)
+    return words[found["verdict"]]
 
 
 def _pairs(rung: Rung, results: Results) -> set[int]:
