@@ -10,6 +10,7 @@ from .words import Words, counted, fixed, mebibytes, p_value, percent, signed, w
 
 Results = dict[str, Any]
 Rung = dict[str, Any]
+Effect = dict[str, Any]  # of a factorial: a stats.Comparison
 VERDICTS = {
     "helps": "count_helps",
     "hurts": "count_hurts",
@@ -68,9 +69,21 @@ def diverged(results: Results, words: Words) -> str:
 
 def statistics(results: Results, words: Words) -> str:
     """How the intervals were made: pooled or not, and what the check of that said."""
-    found = results["statistics"]
     if all(rung["low"] is None for rung in results["rungs"]):
         return words["no_interval"]
+    return _how(results["statistics"], words)
+
+
+def effects_text(results: Results, words: Words) -> str:
+    """What a factorial's effects are, and how their intervals were made."""
+    confidence = percent(results["statistics"]["confidence"])
+    said = [words["effects_text"].format(confidence=confidence)]
+    if any(effect["low"] is not None for effect in results["effects"]):
+        said.append(_how(results["effects_statistics"], words))
+    return words["space"].join(said)
+
+
+def _how(found: dict[str, Any], words: Words) -> str:
     p = found["equal_variance_p"]
     check = words["no_check"] if p is None else words["check"].format(p=p_value(p))
     df = f"{found['degrees_of_freedom']:.4g}"
@@ -96,7 +109,13 @@ def verdict(rung: Rung, results: Results, words: Words, power: str = "power") ->
     return _verdict(rung, len(_pairs(rung, results)), len(results["seeds"]), words, power)
 
 
-def _verdict(found: Rung, kept: int, seeds: int, words: Words, power: str) -> str:
+def effect_verdict(effect: Effect, words: Words, power: str = "power") -> str:
+    """What `verdict` says, of a main effect or an interaction."""
+    kept = effect["seeds"]
+    return _verdict(effect, kept, kept + effect["diverged"], words, power)
+
+
+def _verdict(found: Rung | Effect, kept: int, seeds: int, words: Words, power: str) -> str:
     """Of a comparison that `kept` so many of its seeds, the others having diverged."""
     if found["verdict"] is None:
         return words["no_verdict"]
@@ -116,13 +135,13 @@ def _pairs(rung: Rung, results: Results) -> set[int]:
     return set(results["seeds"]) - lost
 
 
-def interval(rung: Rung) -> str:
-    return "–" if rung["low"] is None else f"[{signed(rung['low'])}, {signed(rung['high'])}]"
+def interval(found: Rung | Effect) -> str:
+    return "–" if found["low"] is None else f"[{signed(found['low'])}, {signed(found['high'])}]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column: its key in the CSV, its header, a rung's value, how that is written."""
+    """One column: its key in the CSV, its header, a row's value, how that is written."""
 
     key: str
     header: str
@@ -200,6 +219,20 @@ def columns(results: Results, words: Words) -> list[Column]:
         *map(at_length, lengths(results)),
         *map(of_seed, results["seeds"]),
     ]
+
+
+def effect_columns(words: Words) -> list[Column]:
+    """Those of a factorial's effects, for the same uses."""
+
+    def column(key: str) -> Column:
+        def value(effect: Effect) -> Any:
+            return effect[key]
+
+        header = words["effect" if key == "name" else key]
+        return Column(key=key, header=header, value=value, show=_SHOWN.get(key, whole))
+
+    keys = ("name", "difference", "low", "high", "p", "p_holm", "verdict", "detectable")
+    return [*map(column, keys), column("diverged")]
 
 
 def lengths(results: Results) -> list[int]:
