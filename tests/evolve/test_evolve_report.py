@@ -14,6 +14,7 @@ import shutil
 import string
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import asdict
 from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -26,8 +27,9 @@ from hypothesis import strategies as st
 from gpt2llama.evolve import charts, svg
 from gpt2llama.evolve.page import page
 from gpt2llama.evolve.report import as_csv, as_markdown, ladder_svg, write_report
-from gpt2llama.evolve.sentences import statistics, summary
-from gpt2llama.evolve.words import WORDS
+from gpt2llama.evolve.sentences import effect_verdict, statistics, summary
+from gpt2llama.evolve.stats import factorial
+from gpt2llama.evolve.words import WORDS, p_value, signed
 from gpt2llama.model.presets import ladder
 from gpt2llama.plan import flops_per_token, kv_bytes_per_token, parameters
 
@@ -168,6 +170,27 @@ def _by_position(name: str, size: int, loss: float, draw: random.Random) -> list
         beyond = max(0.0, at / 128 - 1) * broken
         values.append(loss * 2.4 + 1.3 * math.exp(-at / 14) + beyond + draw.gauss(0, 0.02))
     return values
+
+
+def invented_factorial() -> dict[str, Any]:
+    """Two switches, whose effects are those of the invented runs."""
+    found = invented(4) | {"design": "factorial"}
+    names = ["2017", "rope", "rmsnorm", "rmsnorm + rope"]
+    levels = list(itertools.product((0, 1), repeat=2))
+    found["rungs"][0]["runs"][1].update(diverged=False, bits_per_byte=2.71)
+    scores = {}
+    for rung, name, at in zip(found["rungs"], names, levels, strict=True):
+        rung.update(name=name, levels=at, previous="2017" if any(at) else None)
+        scores[at] = {run["seed"]: run["bits_per_byte"] for run in rung["runs"]}
+    analysis = factorial(scores, ["rmsnorm", "rope"])
+    found["effects"] = [asdict(effect) for effect in analysis.comparisons]
+    found["effects_statistics"] = {
+        "pooled": analysis.pooled,
+        "equal_variance_p": analysis.equal_variance_p,
+        "degrees_of_freedom": analysis.degrees_of_freedom,
+        "confidence": analysis.confidence,
+    }
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -367,8 +390,10 @@ def test_the_statistics_sentence(results: dict[str, Any]) -> None:
         changed = {**results, "statistics": {**results["statistics"], **changes}}
         return statistics(changed, WORDS["en"]).replace("\u00a0", " ")
 
-    assert "pooled over the rungs (17 degrees of freedom; equal variances: p = 0.4312)" in said()
-    assert "each rung's own" in said(pooled=False, equal_variance_p=0.0021)
+    assert (
+        "pooled over the comparisons (17 degrees of freedom; equal variances: p = 0.4312)" in said()
+    )
+    assert "each comparison's own" in said(pooled=False, equal_variance_p=0.0021)
     assert "not checked" in said(equal_variance_p=None)
 
 
@@ -379,6 +404,62 @@ def test_a_verdict_counts_the_seeds_left_in_both_rungs(results: dict[str, Any]) 
     row = next(line for line in as_markdown(changed, "en").splitlines() if "| gelu |" in line)
     least = f"{changed['rungs'][2]['detectable']:.4f}"
     assert f"no difference shown; 2 seeds could detect ≥ {least} (80% power)" in row
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_effects_of_a_factorial(language: str, tmp_path: Path) -> None:
+    found, words = invented_factorial(), WORDS[language]
+    write_report(found, tmp_path)
+    suffix = "" if language == "en" else ".zh"
+    text = (tmp_path / f"report{suffix}.md").read_text(encoding="utf-8")
+    tables = Page((tmp_path / "report.html").read_text(encoding="utf-8")).tables[language]
+    after = text.partition(f"## {words['effects']}\n")[2]
+    lines = [line.strip("| ").split(" | ") for line in after.splitlines() if line.startswith("|")]
+    rows = list(csv.DictReader((tmp_path / "effects.csv").read_text("utf-8").splitlines()))
+    names = ["rmsnorm", "rope", "rmsnorm × rope"]
+    for shown in (tables[0], lines, rows, found["effects"]):
+        assert len(shown) == 3 + (shown is tables[0]) + 2 * (shown is lines)
+    for i, (effect, name) in enumerate(zip(found["effects"], names, strict=True)):
+        said = effect_verdict(effect, words)
+        ends = f"[{signed(effect['low'])}, {signed(effect['high'])}]"
+        p_holm = p_value(effect["p_holm"])
+        assert lines[2 + i] == [name, signed(effect["difference"]), ends, p_holm, said]
+        cells = dict(zip((text for _, text in tables[0][0]), tables[0][1 + i], strict=True))
+        assert cells[words["effect"]] == (name, name)
+        assert cells[words["verdict"]] == (effect["verdict"], said)
+        for key in ("difference", "low", "high", "p", "p_holm", "detectable", "diverged"):
+            assert cells[words[key]][0] == str(effect[key])
+            assert float(rows[i][key]) == effect[key]
+    root = ET.fromstring(charts.effects_chart(found, words))
+    assert words["bits_per_byte"] not in [*root.itertext()]
+    straight(drawn(root, found["effects"]))
+
+
+def test_only_a_factorial_has_effects(html: str) -> None:
+    for words in WORDS.values():
+        assert words["effects"] not in html
+
+
+def test_effects_that_divergence_took() -> None:
+    found = invented_factorial()
+    none = dict.fromkeys(("low", "high", "p", "p_holm", "detectable"))
+    for effect in found["effects"]:
+        effect.update(none, seeds=1, diverged=2, verdict="not comparable")
+    text = as_markdown(found, "en").partition("## Main effects")[2]
+    assert text.count("not comparable; 2 of 3 seeds diverged") == 3
+    assert "degrees of freedom" not in text.partition("## How")[0]
+
+
+def test_a_verdict_says_how_many_seeds_diverged(results: dict[str, Any]) -> None:
+    changed = copy.deepcopy(results)
+    *_, before, rung = changed["rungs"]
+    for run in (before["runs"][0], rung["runs"][2]):
+        run["diverged"] = True
+    rung.update(verdict="not comparable", low=None, high=None)
+    assert "| not comparable; 2 of 3 seeds diverged |" in as_markdown(changed, "en")
+    assert "| 无法比较；3 个种子中有 2 个发散 |" in as_markdown(changed, "zh")
+    assert "not comparable; 2 of 3 seeds diverged" in ladder_svg(changed)
+    assert "1 cannot be compared (untied)" in summary(changed, WORDS["en"])
 
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>|a`b`*c*{d}&amp;\n# e"
@@ -506,7 +587,7 @@ def bare() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (invented(1), "No interval and no verdict"),
+        (invented(1), "No interval: it takes two rungs"),
         (invented(10, 1), "one seed: no interval"),
         (all_diverged(), "2 cannot be compared (pre-norm, gelu)"),
         (bare(), "2 rungs, 1 seed each"),
@@ -532,25 +613,32 @@ def straight(pairs: list[tuple[float, float]]) -> None:
         assert pixel == pytest.approx(p + slope * (value - a), abs=0.2)
 
 
+def drawn(root: ET.Element, found: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """(value, pixel) of each interval's ends and of its mark."""
+    places = []
+    marks = [g for g in root.iter(f"{SVG}g") if "data-tip" in g.attrib]
+    for mark, row in zip(marks, found, strict=True):
+        line, shape = mark.find(f"{SVG}path"), mark[-1]
+        assert line is not None
+        low, high = (float(x) for x in re.findall(r"[ML](-?[\d.]+) ", line.attrib["d"]))
+        middle = float(shape.get("cx", 0)) or float(shape.attrib["x"]) + 5
+        places += [(row["low"], low), (row["high"], high), (row["difference"], middle)]
+    return places
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_ladder_is_drawn_to_scale(results: dict[str, Any], language: str) -> None:
     root = ET.fromstring(ladder_svg(results, language))
     words = "\n".join(root.itertext())
     marks = [g for g in root.iter(f"{SVG}g") if "data-tip" in g.attrib]
     assert len(marks) == 9
-    places, shapes = [], []
+    shapes = []
     for mark, rung in zip(marks, results["rungs"][1:], strict=True):
-        line = mark.find(f"{SVG}path")
-        assert line is not None
-        low, high = (float(x) for x in re.findall(r"[ML](-?[\d.]+) ", line.attrib["d"]))
-        places += [(rung["low"], low), (rung["high"], high)]
         shape = mark[-1]
-        middle = float(shape.get("cx", 0)) or float(shape.attrib["x"]) + 5
-        places.append((rung["difference"], middle))
         shapes.append((rung["verdict"], shape.tag.removeprefix(SVG), shape.attrib["class"]))
         for text in (rung["name"], rung["change"], f"{rung['bits_per_byte']:.4f}"):
             assert text in words
-    straight(places)
+    straight(drawn(root, results["rungs"][1:]))
     assert set(shapes) == {
         ("helps", "circle", "helps"),
         ("hurts", "rect", "hurts"),

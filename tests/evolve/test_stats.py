@@ -281,6 +281,8 @@ def test_diverged_seeds_leave_their_comparisons_only() -> None:
     values[1, 2] = np.nan
     analysis = compare(by_seed(values, "abcd"), [("b", "a"), ("c", "b"), ("d", "c")])
     assert [c.seeds for c in analysis.comparisons] == [3, 3, 4]
+    assert [c.diverged for c in analysis.comparisons] == [1, 1, 0]
+    assert "not comparable" not in {c.verdict for c in analysis.comparisons}
     kept = [np.delete(values[1] - values[0], 2), np.delete(values[2] - values[1], 2)]
     kept.append(values[3] - values[2])
     assert [c.difference for c in analysis.comparisons] == pytest.approx([d.mean() for d in kept])
@@ -300,20 +302,30 @@ def test_one_seed_gives_a_difference_and_no_verdict() -> None:
     analysis = compare({"a": {7: 2.5}, "b": {7: 2.0}}, [("b", "a")])
     (found,) = analysis.comparisons
     assert (found.seeds, found.difference) == (1, -0.5)
+    assert found.diverged == 0
     said = (found.low, found.high, found.p, found.p_holm, found.verdict, found.detectable)
     assert {*said, found.correlation, found.bootstrap} == {None}
     assert (analysis.degrees_of_freedom, analysis.pooled) == (0, False)
 
 
-def test_no_common_seed_gives_nothing() -> None:
+def test_too_few_seeds_in_common_cannot_be_compared() -> None:
     diverged: dict[str, dict[int, float | None]] = {
         "a": {0: 2.0, 1: None},
         "b": {0: None, 1: 2.0},
         "c": {0: 2.0, 1: 3.0},
     }
     first, second = compare(diverged, [("b", "a"), ("c", "b")]).comparisons
-    assert (first.seeds, first.difference, first.verdict) == (0, None, None)
-    assert (second.seeds, second.difference, second.verdict) == (1, 1.0, None)
+    assert (first.seeds, first.diverged, first.difference) == (0, 2, None)
+    assert (second.seeds, second.diverged, second.difference) == (1, 1, 1.0)
+    assert {first.verdict, second.verdict} == {"not comparable"}
+    assert {first.p, first.p_holm, second.low, second.high, second.detectable} == {None}
+    # Of a factorial, any run that diverged leaves its seed out of every effect.
+    levels = {(a,): by_seed for a, by_seed in enumerate(list(diverged.values())[1:])}
+    (effect,) = factorial(levels, ["a"]).comparisons
+    assert (effect.seeds, effect.diverged, effect.verdict) == (1, 1, "not comparable")
+    # A seed that was never run has not diverged.
+    (never,) = compare({"a": {0: 2.0, 1: 2.0}, "b": {0: 3.0}}, [("b", "a")]).comparisons
+    assert (never.seeds, never.diverged, never.verdict) == (1, 0, None)
 
 
 def test_nothing_to_compare() -> None:

@@ -12,7 +12,18 @@ from html import escape
 from typing import Any
 
 from . import svg
-from .sentences import Results, Rung, interval, lengths, losses_at, mean, title, verdict
+from .sentences import (
+    Effect,
+    Results,
+    Rung,
+    effect_verdict,
+    interval,
+    lengths,
+    losses_at,
+    mean,
+    title,
+    verdict,
+)
 from .svg import Point, Scale
 from .words import WORDS, Words, fixed, percent, signed
 
@@ -107,24 +118,69 @@ _NARROW = _Ladder(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """What is written in a row of the chart; `found` holds what is drawn."""
+
+    name: str
+    change: str
+    loss: str  # empty: it has none
+    found: Rung | Effect
+    verdict: str
+
+
 def _ladder(results: Results, words: Words, at: _Ladder) -> tuple[str, int, int]:
-    rungs, top = results["rungs"], 30
-    bottom = top + at.row * len(rungs)
-    ends = [rung[key] for rung in rungs for key in ("difference", "low", "high")]
-    x = Scale.around([0.0, *(end for end in ends if end is not None)], *at.plot)
-    out = [
-        svg.text(at.loss[0], 14, words["bits_per_byte"], "soft", 11, "end"),
-        svg.text(at.difference[0], 14, words["difference"], "soft", 11, "end"),
+    rows, above = [], None
+    for rung in results["rungs"]:
+        named = rung["previous"] not in (None, above, _compared_with(results))
+        versus = words["versus"].format(previous=rung["previous"]) if named else ""
+        rows.append(
+            _Row(
+                name=rung["name"],
+                change=" · ".join(filter(None, [versus, rung["change"], rung["adjusted"]])),
+                loss=fixed(rung["bits_per_byte"]),
+                found=rung,
+                verdict=verdict(rung, results, words, at.power),
+            )
+        )
+        above = rung["name"]
+    return _rows(rows, results, words, at)
+
+
+def effects_chart(results: Results, words: Words, *, narrow: bool = False) -> str:
+    """The same of a factorial's main effects and interactions."""
+    at = _NARROW if narrow else _WIDE
+    changes = {rung["name"]: rung["change"] for rung in results["rungs"]}
+    rows = [
+        _Row(
+            name=effect["name"],
+            change=changes.get(effect["name"], ""),
+            loss="",
+            found=effect,
+            verdict=effect_verdict(effect, words, at.power),
+        )
+        for effect in results["effects"]
     ]
+    chart, width, height = _rows(rows, results, words, at)
+    return svg.drawing(width, height, words["effects"], [chart])
+
+
+def _rows(rows: list[_Row], results: Results, words: Words, at: _Ladder) -> tuple[str, int, int]:
+    top = 30
+    bottom = top + at.row * len(rows)
+    ends = [row.found[key] for row in rows for key in ("difference", "low", "high")]
+    x = Scale.around([0.0, *(end for end in ends if end is not None)], *at.plot)
+    out = [svg.text(at.difference[0], 14, words["difference"], "soft", 11, "end")]
+    if any(row.loss for row in rows):
+        out.append(svg.text(at.loss[0], 14, words["bits_per_byte"], "soft", 11, "end"))
     if at.interval:
         confidence = percent(results["statistics"]["confidence"])
         header = words["interval"].format(confidence=confidence)
         out.append(svg.text(at.interval[0], 14, header, "soft", 11, "end"))
     out += [svg.text(x(t), bottom + 17, x.write(t), "soft", 11, "middle") for t in x.ticks(5)]
-    for i, rung in enumerate(rungs):
-        above = rungs[i - 1]["name"] if i else None
+    for i, row in enumerate(rows):
         moved = f'<g transform="translate(0 {top + i * at.row})">'
-        out.append(moved + _rung(rung, above, results, words, x, at) + "</g>")
+        out.append(moved + _row(row, x, at) + "</g>")
     left, right = at.plot
     out += [
         svg.text(left, bottom + 36, words["better"], "helps", 11),
@@ -134,33 +190,29 @@ def _ladder(results: Results, words: Words, at: _Ladder) -> tuple[str, int, int]
     return "".join(out), at.width, bottom + 44
 
 
-def _rung(
-    rung: Rung, above: str | None, results: Results, words: Words, x: Scale, at: _Ladder
-) -> str:
-    named = rung["previous"] not in (None, above, _compared_with(results))
-    versus = words["versus"].format(previous=rung["previous"]) if named else ""
-    change = " · ".join(filter(None, [versus, rung["change"], rung["adjusted"]]))
-    color = _verdict_color(rung["verdict"])
-    said = verdict(rung, results, words, at.power)
+def _row(row: _Row, x: Scale, at: _Ladder) -> str:
+    found = row.found
+    color = _verdict_color(found["verdict"])
     out = [
         svg.line(0, 0, at.width, 0, "rule"),
         *(
             svg.line(x(t), at.grid[0], x(t), at.grid[1], "soft" if abs(t) < 1e-12 else "rule")
             for t in x.ticks(5)
         ),
-        svg.text(0, at.loss[1], svg.fit(rung["name"], at.name_width, 13), size=13, weight=600),
-        svg.text(0, at.loss[1] + 17, svg.fit(change, at.change_width, 11), "soft", 11),
-        svg.text(*at.loss, fixed(rung["bits_per_byte"]), size=12, anchor="end"),
-        svg.text(*at.difference, signed(rung["difference"]), color, 12, "end", 600),
-        svg.text(*at.verdict, said, color, 11, "end"),
+        svg.text(0, at.loss[1], svg.fit(row.name, at.name_width, 13), size=13, weight=600),
+        svg.text(0, at.loss[1] + 17, svg.fit(row.change, at.change_width, 11), "soft", 11),
+        svg.text(*at.loss, row.loss, size=12, anchor="end"),
+        svg.text(*at.difference, signed(found["difference"]), color, 12, "end", 600),
+        svg.text(*at.verdict, row.verdict, color, 11, "end"),
     ]
     if at.interval:
-        out.append(svg.text(*at.interval, interval(rung), "soft", 12, "end"))
-    if rung["difference"] is not None:
-        y, tip = at.plot_y, f"{rung['name']}: {signed(rung['difference'])} {interval(rung)}, {said}"
-        mark = _mark(x(rung["difference"]), y, rung["verdict"])
-        if rung["low"] is not None:
-            low, high = x(rung["low"]), x(rung["high"])
+        out.append(svg.text(*at.interval, interval(found), "soft", 12, "end"))
+    if found["difference"] is not None:
+        y, numbers = at.plot_y, f"{signed(found['difference'])} {interval(found)}"
+        tip = f"{row.name}: {numbers}, {row.verdict}"
+        mark = _mark(x(found["difference"]), y, found["verdict"])
+        if found["low"] is not None:
+            low, high = x(found["low"]), x(found["high"])
             mark = (
                 svg.line(low, y, high, y, color, 2)
                 + "".join(svg.line(end, y - 4, end, y + 4, color, 2) for end in (low, high))

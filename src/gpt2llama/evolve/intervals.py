@@ -31,6 +31,7 @@ import numpy.typing as npt
 from scipy import special  # type: ignore[import-untyped]  # SciPy has no types
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 CONFIDENCE, POWER = 0.95, 0.80
 ALPHA = 0.05  # of intervals, verdicts and the check of equal variances
@@ -74,7 +75,7 @@ def _spread(sample: Array) -> Array:
     return distances[..., 1:]
 
 
-def pooled_degrees_of_freedom(weights: Array, present: npt.NDArray[np.bool_]) -> float:
+def pooled_degrees_of_freedom(weights: Array, present: Mask) -> float:
     """Box's (tr V)² / tr(V²), for `weights` (comparisons, rungs), `present` (comparisons, seeds).
 
     V need not be built: the block of two comparisons is their covariance times the product of

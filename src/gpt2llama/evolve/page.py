@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -14,6 +16,9 @@ from .sentences import (
     Results,
     Rung,
     columns,
+    effect_columns,
+    effect_verdict,
+    effects_text,
     how_to_read,
     lengths,
     statistics,
@@ -22,6 +27,9 @@ from .sentences import (
     verdict,
 )
 from .words import WORDS, Words, whole
+
+Row = dict[str, Any]  # a rung or an effect
+Said = Callable[[Row], str]  # its verdict in words
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -64,26 +72,32 @@ def _variables() -> str:
 
 
 def _body(results: Results, language: str) -> str:
-    words = WORDS[language]
+    words, rungs = WORDS[language], results["rungs"]
+    ladder = _figure(partial(charts.ladder_chart, results, words))
     kicker = f"gpt2llama evolve {results['version']} · {results['created'][:10]}"
     parts = [
         f"<header>{_p(kicker, 'kicker soft')}<h1>{escape(title(results, words))}</h1>"
         f"{_p(summary(results, words))}{_p(statistics(results, words), 'soft')}</header>",
-        _section(words["ladder"], charts.ladder_text(results, words), _ladder(results, words)),
-        _section(words["curves"], words["curves_text"], _curves(results, words)),
+        _section(words["ladder"], charts.ladder_text(results, words), ladder),
     ]
+    if "effects" in results:
+        effects, said = results["effects"], partial(effect_verdict, words=words)
+        figure = _figure(partial(charts.effects_chart, results, words))
+        table = _table(effects, effect_columns(words), said)
+        parts.append(_section(words["effects"], effects_text(results, words), figure + table))
+    parts.append(_section(words["curves"], words["curves_text"], _curves(results, words)))
     if sizes := lengths(results):
         note = words["positions_text"].format(
             lengths=words["comma"].join(map(str, sizes)), trained=sizes[0], worse=charts.WORSE
         )
-        drawn = [charts.position_chart(rung, results, words) for rung in results["rungs"]]
+        drawn = [charts.position_chart(rung, results, words) for rung in rungs]
         figure = f'<figure class="positions">{"".join(drawn)}</figure>'
         parts.append(_section(words["positions"], note, figure))
-    every = columns(results, words)
+    every, said = columns(results, words), partial(verdict, results=results, words=words)
     chosen = [column for column in every if column.key in SIZES]
     parts += [
-        _section(words["sizes"], words["sizes_text"], _table(results, words, chosen, bars=True)),
-        _section(words["everything"], words["everything_text"], _table(results, words, every)),
+        _section(words["sizes"], words["sizes_text"], _table(rungs, chosen, said, bars=True)),
+        _section(words["everything"], words["everything_text"], _table(rungs, every, said)),
         _section(words["configs"], words["configs_text"], _configs(results, words)),
         _section(
             words["reading"],
@@ -106,10 +120,11 @@ def _section(heading: str, note: str, content: str) -> str:
     return f"<section><h2>{escape(heading)}</h2>{intro}{content}</section>"
 
 
-def _ladder(results: Results, words: Words) -> str:
+def _figure(chart: Callable[..., str]) -> str:
+    """The chart as the desktop shows it and as the phone does."""
     return (
-        f'<figure class="ladder"><div class="wide">{charts.ladder_chart(results, words)}</div>'
-        f'<div class="narrow">{charts.ladder_chart(results, words, narrow=True)}</div></figure>'
+        f'<figure class="ladder"><div class="wide">{chart()}</div>'
+        f'<div class="narrow">{chart(narrow=True)}</div></figure>'
     )
 
 
@@ -118,19 +133,16 @@ def _curves(results: Results, words: Words) -> str:
     return f'<figure class="curves">{"".join(drawn)}</figure>'
 
 
-def _table(results: Results, words: Words, shown: list[Column], bars: bool = False) -> str:
+def _table(rows: list[Row], shown: list[Column], said: Said, bars: bool = False) -> str:
     """Each cell holds its exact value as data-value, by which the script sorts."""
-    most = {c.key: _largest(results["rungs"], c) for c in shown if bars and c.numeric}
+    most = {c.key: _largest(rows, c) for c in shown if bars and c.numeric}
     head = "".join(
         f'<th scope="col" class="{"number" if c.numeric else "word"}">'
         f'<button type="button">{escape(c.header)}</button></th>'
         for c in shown
     )
-    rows = [
-        "".join(_cell(rung, c, results, words, most.get(c.key)) for c in shown)
-        for rung in results["rungs"]
-    ]
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    cells = ["".join(_cell(row, c, said, most.get(c.key)) for c in shown) for row in rows]
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     kind = ' class="bars"' if bars else ""
     return (
         f'<div class="scroll" tabindex="0"><table{kind}><thead><tr>{head}</tr></thead>'
@@ -138,22 +150,20 @@ def _table(results: Results, words: Words, shown: list[Column], bars: bool = Fal
     )
 
 
-def _largest(rungs: list[Rung], column: Column) -> float:
-    return max((value for rung in rungs if (value := column.value(rung))), default=0.0)
+def _largest(rows: list[Row], column: Column) -> float:
+    return max((value for row in rows if (value := column.value(row))), default=0.0)
 
 
-def _cell(rung: Rung, column: Column, results: Results, words: Words, most: float | None) -> str:
-    value = column.value(rung)
+def _cell(row: Row, column: Column, said: Said, most: float | None) -> str:
+    value = column.value(row)
     exact = "" if value is None else value
-    if column.key == "verdict":
-        text = verdict(rung, results, words)
-    else:
-        text = "–" if value is None else column.show(value)
+    shown = "–" if value is None else column.show(value)
+    text = said(row) if column.key == "verdict" else shown
     tag = 'th scope="row"' if column.key == "name" else "td"
     kind = "" if column.numeric else ' class="word"'
     bar = f'<i style="width:{100 * (value or 0) / most:.1f}%"></i>' if most else ""
-    shown = f'<{tag}{kind} data-value="{escape(str(exact))}">{escape(text)}{bar}'
-    return f"{shown}</{tag.split()[0]}>"
+    opened = f'<{tag}{kind} data-value="{escape(str(exact))}">{escape(text)}{bar}'
+    return f"{opened}</{tag.split()[0]}>"
 
 
 def _configs(results: Results, words: Words) -> str:

@@ -15,9 +15,13 @@ from ..atomic import write_text
 from .charts import ladder_svg as ladder_svg
 from .page import page
 from .sentences import (
+    Column,
     Results,
     Rung,
     columns,
+    effect_columns,
+    effect_verdict,
+    effects_text,
     how_to_read,
     interval,
     statistics,
@@ -25,14 +29,15 @@ from .sentences import (
     title,
     verdict,
 )
-from .words import WORDS, Words, fixed, mebibytes, percent, signed, whole
+from .words import WORDS, Words, fixed, mebibytes, p_value, percent, signed, whole
 
 
 def write_report(results: Results, folder: Path) -> None:
     """Writes its files, each whole or not at all, over those of an earlier report.
 
     results: what `evolve --json` prints, with every run's curves; a number that is not finite
-    becomes null. FileError if a file cannot be written.
+    becomes null. A factorial's effects have a CSV of their own. FileError if a file cannot be
+    written.
     """
     results = _finite(results)
     contents = {
@@ -44,18 +49,24 @@ def write_report(results: Results, folder: Path) -> None:
         "ladder.svg": ladder_svg(results, "en"),
         "ladder.zh.svg": ladder_svg(results, "zh"),
     }
+    if "effects" in results:
+        effects = effect_columns(WORDS["en"])
+        contents["effects.csv"] = _csv(effects, results["effects"])
     for name, text in contents.items():
         write_text(folder / name, text, overwrite=True)
 
 
 def as_csv(results: Results) -> str:
     """A row per rung, numbers in full; empty where a value is not known."""
+    return _csv(columns(results, WORDS["en"]), results["rungs"])
+
+
+def _csv(columns: list[Column], rows: list[dict[str, Any]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    every = columns(results, WORDS["en"])
-    writer.writerow(column.key for column in every)
-    for rung in results["rungs"]:
-        writer.writerow(column.value(rung) for column in every)
+    writer.writerow(column.key for column in columns)
+    for row in rows:
+        writer.writerow(column.value(row) for column in columns)
     return file.getvalue()
 
 
@@ -81,6 +92,7 @@ def as_markdown(results: Results, language: str) -> str:
             "",
             _markdown(statistics(results, words)),
             "",
+            *(_markdown_effects(results, words) if "effects" in results else []),
             f"## {words['reading']}",
             "",
             *(f"- {_markdown(sentence)}" for sentence in how_to_read(results, words)),
@@ -93,6 +105,23 @@ def as_markdown(results: Results, language: str) -> str:
             "",
         ]
     )
+
+
+def _markdown_effects(results: Results, words: Words) -> list[str]:
+    confidence = percent(results["statistics"]["confidence"])
+    heads = [words["effect"], words["difference"], words["interval"].format(confidence=confidence)]
+    rows = [[*heads, words["p_holm"], words["verdict"]], ["---", "---:", "---:", "---:", "---"]]
+    for effect in results["effects"]:
+        numbers = [signed(effect["difference"]), interval(effect), p_value(effect["p_holm"])]
+        rows.append([_markdown(effect["name"]), *numbers, effect_verdict(effect, words)])
+    return [
+        f"## {words['effects']}",
+        "",
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+        _markdown(effects_text(results, words)),
+        "",
+    ]
 
 
 def _markdown_row(rung: Rung, results: Results, words: Words) -> list[str]:

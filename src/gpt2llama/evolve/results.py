@@ -14,7 +14,7 @@ from ..data.batches import TokenData
 from ..plan import flops_per_token, kv_bytes_per_token, parameters
 from .design import Rung
 from .measure import bits_of_tokens
-from .stats import Comparison, compare, factorial
+from .stats import Analysis, Comparison, compare, factorial
 from .sweep import Plan, machine
 
 Result = Mapping[str, Any]
@@ -55,12 +55,7 @@ def summarise(folder: Path, plan: Plan, by_rung: Mapping[str, Sequence[Result]])
             "held_out_bytes": data.held_out_bytes,
             "vocab_size": data.vocab_size,
         },
-        "statistics": {
-            "pooled": found.pooled,
-            "equal_variance_p": found.equal_variance_p,
-            "degrees_of_freedom": found.degrees_of_freedom,
-            "confidence": found.confidence,
-        },
+        "statistics": _statistics(found),
         "rungs": [
             _rung(rung, by_rung[rung.name], compared.get(rung.name), data, plan.train.seq_len)
             for rung in plan.rungs
@@ -68,9 +63,19 @@ def summarise(folder: Path, plan: Plan, by_rung: Mapping[str, Sequence[Result]])
     }
     if question.design == "factorial":
         levels = {rung.levels: scores[rung.name] for rung in plan.rungs}
-        effects = factorial(levels, _switches(plan.rungs)).comparisons
-        values["effects"] = [asdict(effect) for effect in effects]
+        effects = factorial(levels, _switches(plan.rungs))
+        values["effects"] = [asdict(effect) for effect in effects.comparisons]
+        values["effects_statistics"] = _statistics(effects)
     return values
+
+
+def _statistics(found: Analysis) -> dict[str, Any]:
+    return {
+        "pooled": found.pooled,
+        "equal_variance_p": found.equal_variance_p,
+        "degrees_of_freedom": found.degrees_of_freedom,
+        "confidence": found.confidence,
+    }
 
 
 def _rung(

@@ -10,6 +10,7 @@ from .words import Words, counted, fixed, mebibytes, p_value, percent, signed, w
 
 Results = dict[str, Any]
 Rung = dict[str, Any]
+Effect = dict[str, Any]  # of a factorial: a stats.Comparison
 VERDICTS = {
     "helps": "count_helps",
     "hurts": "count_hurts",
@@ -68,9 +69,21 @@ def diverged(results: Results, words: Words) -> str:
 
 def statistics(results: Results, words: Words) -> str:
     """How the intervals were made: pooled or not, and what the check of that said."""
-    found = results["statistics"]
     if all(rung["low"] is None for rung in results["rungs"]):
         return words["no_interval"]
+    return _how(results["statistics"], words)
+
+
+def effects_text(results: Results, words: Words) -> str:
+    """What a factorial's effects are, and how their intervals were made."""
+    confidence = percent(results["statistics"]["confidence"])
+    said = [words["effects_text"].format(confidence=confidence)]
+    if any(effect["low"] is not None for effect in results["effects"]):
+        said.append(_how(results["effects_statistics"], words))
+    return words["space"].join(said)
+
+
+def _how(found: dict[str, Any], words: Words) -> str:
     p = found["equal_variance_p"]
     check = words["no_check"] if p is None else words["check"].format(p=p_value(p))
     df = f"{found['degrees_of_freedom']:.4g}"
@@ -86,16 +99,33 @@ def how_to_read(results: Results, words: Words) -> list[str]:
 
 
 def verdict(rung: Rung, results: Results, words: Words, power: str = "power") -> str:
-    """`helps`, `reference`, `no difference shown; 3 seeds could detect ≥ 0.0123 (80% power)`.
+    """`helps`, `reference`, `no difference shown; 3 seeds could detect ≥ 0.0123 (80% power)`,
+    `not comparable; 2 of 3 seeds diverged`.
 
-    power: the key of the last one's words, `power_short` where room is small.
+    power: the key of the third one's words, `power_short` where room is small.
     """
-    if rung["verdict"] == "no difference shown" and rung["detectable"] is not None:
-        seeds = counted(words, "seeds", len(_pairs(rung, results)))
-        return words[power].format(seeds=seeds, x=fixed(rung["detectable"]))
-    if rung["verdict"] is None:
-        return words["reference" if rung["previous"] is None else "no_verdict"]
-    return words[rung["verdict"]]
+    if rung["verdict"] is None and rung["previous"] is None:
+        return words["reference"]
+    return _verdict(rung, len(_pairs(rung, results)), len(results["seeds"]), words, power)
+
+
+def effect_verdict(effect: Effect, words: Words, power: str = "power") -> str:
+    """What `verdict` says, of a main effect or an interaction."""
+    kept = effect["seeds"]
+    return _verdict(effect, kept, kept + effect["diverged"], words, power)
+
+
+def _verdict(found: Rung | Effect, kept: int, seeds: int, words: Words, power: str) -> str:
+    """Of a comparison that `kept` so many of its seeds, the others having diverged."""
+    if found["verdict"] is None:
+        return words["no_verdict"]
+    if found["verdict"] == "not comparable":
+        asked = counted(words, "seeds", seeds)
+        return words["not_comparable"].format(n=seeds - kept, seeds=asked)
+    if found["verdict"] == "no difference shown" and found["detectable"] is not None:
+        least = fixed(found["detectable"])
+        return words[power].format(seeds=counted(words, "seeds", kept), x=least)
+    return words[found["verdict"]]
 
 
 def _pairs(rung: Rung, results: Results) -> set[int]:
@@ -105,13 +135,13 @@ def _pairs(rung: Rung, results: Results) -> set[int]:
     return set(results["seeds"]) - lost
 
 
-def interval(rung: Rung) -> str:
-    return "–" if rung["low"] is None else f"[{signed(rung['low'])}, {signed(rung['high'])}]"
+def interval(found: Rung | Effect) -> str:
+    return "–" if found["low"] is None else f"[{signed(found['low'])}, {signed(found['high'])}]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column: its key in the CSV, its header, a rung's value, how that is written."""
+    """One column: its key in the CSV, its header, a row's value, how that is written."""
 
     key: str
     header: str
@@ -189,6 +219,20 @@ def columns(results: Results, words: Words) -> list[Column]:
         *map(at_length, lengths(results)),
         *map(of_seed, results["seeds"]),
     ]
+
+
+def effect_columns(words: Words) -> list[Column]:
+    """Those of a factorial's effects, for the same uses."""
+
+    def column(key: str) -> Column:
+        def value(effect: Effect) -> Any:
+            return effect[key]
+
+        header = words["effect" if key == "name" else key]
+        return Column(key=key, header=header, value=value, show=_SHOWN.get(key, whole))
+
+    keys = ("name", "difference", "low", "high", "p", "p_holm", "verdict", "detectable")
+    return [*map(column, keys), column("diverged")]
 
 
 def lengths(results: Results) -> list[int]:

@@ -21,6 +21,7 @@ from .intervals import (
     ALPHA,
     CONFIDENCE,
     Array,
+    Mask,
     detectable,
     estimate,
     holm,
@@ -38,12 +39,13 @@ class Comparison:
 
     name: str
     seeds: int  # on which no run of it diverged
+    diverged: int  # seeds on which one did
     difference: float | None
     low: float | None  # t-interval, uncorrected
     high: float | None
     p: float | None  # two-sided
     p_holm: float | None
-    verdict: str | None  # helps, hurts, no difference shown
+    verdict: str | None  # helps, hurts, no difference shown; not comparable: too many diverged
     detectable: float | None  # the true difference that would be found with POWER, uncorrected
     correlation: float | None  # of the two rungs over seeds: what pairing gains
     bootstrap: tuple[float, float] | None  # percentile interval of the mean
@@ -60,7 +62,7 @@ class Analysis:
 
 def compare(results: Mapping[str, BySeed], pairs: Sequence[tuple[str, str]]) -> Analysis:
     """Each rung less its reference, in the order of `pairs`: (rung, reference)."""
-    rows, values = _table(results)
+    rows, values, lost = _table(results)
     weights, correlations = np.zeros((len(pairs), len(rows))), []
     for weight, pair in zip(weights, pairs, strict=True):
         if unknown := [name for name in pair if name not in rows]:
@@ -69,7 +71,7 @@ def compare(results: Mapping[str, BySeed], pairs: Sequence[tuple[str, str]]) -> 
             raise InputError(f"rung {pair[0]!r} cannot be compared with itself; name another")
         weight[[rows[name] for name in pair]] = 1, -1
         correlations.append(_correlation(*(values[rows[name]] for name in pair)))
-    return _analyse([rung for rung, _ in pairs], values, weights, correlations)
+    return _analyse([rung for rung, _ in pairs], values, lost, weights, correlations)
 
 
 def factorial(results: Mapping[tuple[int, ...], BySeed], switches: Sequence[str]) -> Analysis:
@@ -80,7 +82,7 @@ def factorial(results: Mapping[tuple[int, ...], BySeed], switches: Sequence[str]
     b on, rather than off, adds to the effect of a (Box, Hunter and Hunter 2005, chapter 5). A seed
     on which any run diverged is left out of all. The contrasts are orthogonal, so uncorrelated.
     """
-    rows, values = _table(results)
+    rows, values, lost = _table(results)
     wanted = set(itertools.product((0, 1), repeat=len(switches)))
     if wrong := rows.keys() ^ wanted:
         levels = min(wrong)
@@ -94,28 +96,35 @@ def factorial(results: Mapping[tuple[int, ...], BySeed], switches: Sequence[str]
     for (a, sign_a), (b, sign_b) in itertools.combinations(list(effects.items()), 2):
         effects[f"{a} × {b}"] = sign_a * sign_b
     weights = np.array(list(effects.values())) / (len(rows) / 2)
-    return _analyse(list(effects), values, weights, [None] * len(effects))
+    return _analyse(list(effects), values, lost, weights, [None] * len(effects))
 
 
-def _table(results: Mapping[Any, BySeed]) -> tuple[dict[Any, int], Array]:
-    """The row of each rung, and bits per byte (rungs, seeds); NaN: diverged or never run."""
+def _table(results: Mapping[Any, BySeed]) -> tuple[dict[Any, int], Array, Mask]:
+    """The row of each rung; bits per byte (rungs, seeds), NaN: diverged or never run; which did."""
     seeds = sorted({seed for by_seed in results.values() for seed in by_seed})
     values = np.full((len(results), len(seeds)), np.nan)
-    for row, (name, by_seed) in zip(values, results.items(), strict=True):
+    lost = np.zeros(values.shape, dtype=bool)
+    for i, (name, by_seed) in enumerate(results.items()):
         for seed, value in by_seed.items():
             if value is not None and not math.isfinite(value):
                 raise InputError(
                     f"bits per byte of {name} with seed {seed} must be finite, or None if the "
                     f"run diverged (got {value})"
                 )
-            row[seeds.index(seed)] = np.nan if value is None else value
-    return {name: row for row, name in enumerate(results)}, values
+            at = i, seeds.index(seed)
+            values[at], lost[at] = (np.nan, True) if value is None else (value, False)
+    return {name: i for i, name in enumerate(results)}, values, lost
 
 
 def _analyse(
-    names: Sequence[str], values: Array, weights: Array, correlations: Sequence[float | None]
+    names: Sequence[str],
+    values: Array,
+    lost: Mask,
+    weights: Array,
+    correlations: Sequence[float | None],
 ) -> Analysis:
-    """`values` (rungs, seeds), NaN where there is none; `weights` (comparisons, rungs)."""
+    """values (rungs, seeds), NaN: none; lost (rungs, seeds); weights (comparisons, rungs)."""
+    diverged = [int(lost[w != 0].any(0).sum()) for w in weights]
     rounding = 1e-12 * np.abs(np.nan_to_num(values)).max(initial=0)
     per_seed = np.array([w[w != 0] @ values[w != 0] for w in weights])
     per_seed = per_seed.reshape(len(weights), values.shape[1])  # even with no comparison
@@ -142,7 +151,8 @@ def _analyse(
         Comparison(
             name=name,
             seeds=len(samples[i]),
-            verdict=_verdict(mean[i], p_holm[i]),
+            diverged=diverged[i],
+            verdict=_verdict(mean[i], p_holm[i], diverged[i]),
             correlation=correlations[i],
             bootstrap=_bootstrap(samples[i]),
             **{field: _known(column[i]) for field, column in columns.items()},
@@ -161,9 +171,9 @@ def _known(value: float | Array) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _verdict(difference: float, p_holm: float) -> str | None:
+def _verdict(difference: float, p_holm: float, diverged: int) -> str | None:
     if np.isnan(p_holm):
-        return None
+        return "not comparable" if diverged else None
     if p_holm >= ALPHA:
         return "no difference shown"
     return "helps" if difference < 0 else "hurts"

@@ -37,7 +37,7 @@ WORDS: dict[str, Words] = {
         "helps": "helps",
         "hurts": "hurts",
         "no difference shown": "no difference shown",
-        "not comparable": "not comparable",
+        "not_comparable": "not comparable; {n} of {seeds} diverged",
         "power": "no difference shown; {seeds} could detect ≥ {x} (80% power)",
         "power_short": "no difference shown; {seeds} could detect ≥ {x}",
         "reference": "reference",
@@ -51,6 +51,12 @@ WORDS: dict[str, Words] = {
         "before": "the rung before",
         "before_or_named": "the rung before, or to the one named",
         "ladder_axis": "difference in bits per byte",
+        "effects": "Main effects and interactions",
+        "effects_text": "Main effect: mean held-out bits per byte with the change less without it, "
+        "over every combination of the others (lower is better). Interaction a × b: half of what "
+        "having b adds to the effect of a; below 0 the two do better together than apart. Mean "
+        "over seeds and {confidence} interval; verdicts are Holm-corrected over these effects.",
+        "effect": "effect",
         "interval": "{confidence} interval",
         "curves": "Loss while training",
         "curves_text": "Held-out bits per byte: the mean over seeds (line), their minimum and "
@@ -91,14 +97,13 @@ WORDS: dict[str, Words] = {
         "reading_diverged": "A seed that diverged is reported and counted; it is in no mean.",
         "reading_size": "A result holds at this size, with this budget and this data. A larger "
         "model may rank the changes in another way.",
-        "pooled": "The variance of the paired differences is pooled over the rungs "
+        "pooled": "The variance of the paired differences is pooled over the comparisons "
         "({df} degrees of freedom{check}).",
-        "not_pooled": "The variance of the paired differences is each rung's own "
+        "not_pooled": "The variance of the paired differences is each comparison's own "
         "({df} degrees of freedom{check}).",
         "check": "; equal variances: p\u00a0=\u00a0{p}",
         "no_check": "; equal variances not checked: too few seeds",
-        "no_interval": "No interval and no verdict: these take two rungs, and two seeds that "
-        "diverged in neither.",
+        "no_interval": "No interval: it takes two rungs, and two seeds that diverged in neither.",
         "origin": "Where this comes from",
         "command": "Command",
         "again": "Made by this command:",
@@ -166,7 +171,7 @@ WORDS: dict[str, Words] = {
         "helps": "有益",
         "hurts": "有害",
         "no difference shown": "未见差异",
-        "not comparable": "无法比较",
+        "not_comparable": "无法比较；{seeds}中有 {n} 个发散",
         "power": "未见差异；{seeds}可测出 ≥ {x}（功效 80%）",
         "power_short": "未见差异；{seeds}可测出 ≥ {x}",
         "reference": "参照",
@@ -180,6 +185,12 @@ WORDS: dict[str, Words] = {
         "before": "前一级",
         "before_or_named": "前一级（或注明的一级）",
         "ladder_axis": "每字节比特数之差",
+        "effects": "主效应与交互作用",
+        "effects_text": "主效应：在其他改动的全部组合上取平均，有这处改动与没有时，留出文本每字节"
+        "比特数之差（越低越好）。交互作用 a × b：有 b 时 a 的效应比没有 b 时多出部分的一半；低于 "
+        "0，则两者合用胜过各自之和。各种子的均值与 {confidence} 区间；结论在这些效应之间作 Holm "
+        "校正。",
+        "effect": "效应",
         "interval": "{confidence} 区间",
         "curves": "训练过程中的损失",
         "curves_text": "留出文本的每字节比特数：各种子的均值（线）及最小、最大值（带）。虚线是发散"
@@ -217,11 +228,11 @@ WORDS: dict[str, Words] = {
         "最小差异。",
         "reading_diverged": "发散的种子会报告并计数，但不进入任何均值。",
         "reading_size": "结果只对这个大小、这个预算和这份数据成立。更大的模型可能给出不同的排序。",
-        "pooled": "配对差的方差由各级合并估计（自由度 {df}{check}）。",
-        "not_pooled": "配对差的方差由每级各自估计（自由度 {df}{check}）。",
+        "pooled": "配对差的方差由各次比较合并估计（自由度 {df}{check}）。",
+        "not_pooled": "配对差的方差由每次比较各自估计（自由度 {df}{check}）。",
         "check": "；方差齐性检验 p\u00a0=\u00a0{p}",
         "no_check": "；种子太少，未检验方差齐性",
-        "no_interval": "没有区间，也没有结论：至少要有两级，以及两个在两级中都不发散的种子。",
+        "no_interval": "没有区间：至少要有两级，以及两个在两级中都不发散的种子。",
         "origin": "数据的来历",
         "command": "命令",
         "again": "由这条命令得出：",
