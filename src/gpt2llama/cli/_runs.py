@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._print import tell
@@ -10,34 +11,29 @@ from ._print import tell
 if TYPE_CHECKING:
     from ..evolve.run import Job
 
-AT_ONCE = 0.5  # seconds: a run that comes faster was there already
-
 
 class RunLog:
     """Called with each job and its result as they come, of `runs` different ones in all."""
 
-    def __init__(self, runs: int) -> None:
-        self.runs, self.seen, self.there = runs, set[str](), 0
-        self.begun = self.last = time.monotonic()
+    def __init__(self, folder: Path, runs: int) -> None:
+        self.folder, self.runs, self.seen, self.made = folder, runs, set[str](), 0
+        self.begun = time.time()
 
     def __call__(self, job: Job, result: dict[str, Any]) -> None:
         from ..evolve.sweep import TUNING_SEED
 
         if job.key in self.seen:
             return
-        now = time.monotonic()
         self.seen.add(job.key)
-        if now - self.last < AT_ONCE:
-            self.there += 1
-            self.begun += now - self.last
-        self.last = now
-        made = max(1, len(self.seen) - self.there)
-        left = (now - self.begun) / made * max(0, self.runs - len(self.seen))
         score = result["bits_per_byte"]
         what = f"{score:.4f} bits per byte" if score is not None else f"diverged: {result['why']}"
         rate = f" at lr {job.run.train.lr:g}" if job.seed == TUNING_SEED else f", seed {job.seed}"
-        counted = f"{len(self.seen)}/{self.runs}"
-        tell(f"{counted} {job.rung}{rate}: {what}; {time_of(left)} left")
+        written = (self.folder / "runs" / job.key / "result.json").stat().st_mtime
+        self.made += written >= self.begun
+        left = self.runs - len(self.seen)
+        if self.made and left > 0:
+            what += f"; {time_of((time.time() - self.begun) / self.made * left)} left"
+        tell(f"{len(self.seen)}/{self.runs} {job.rung}{rate}: {what}")
 
 
 def time_of(seconds: float) -> str:

@@ -116,7 +116,7 @@ def _train(
     tell(f"{len(jobs)} different runs of {study.tokens:,} tokens, {len(left)} of them left{about}")
     trained: dict[int, Done] = {}
     if not dry_run:
-        told = RunLog(len(jobs))
+        told = RunLog(out, len(jobs))
         for comparison in wanted:
             runs = study.run(comparison, processes, told)
             trained.setdefault(comparison.number, []).append((comparison, runs))

@@ -70,7 +70,7 @@ def evolve(
         return
     plan.write(out)
     tuning = plan.tuning(out)
-    talk = RunLog(len(tuning) + len(plan.rungs) * plan.question.seeds)
+    talk = RunLog(out, len(tuning) + len(plan.rungs) * plan.question.seeds)
     tuned = run_jobs(out, tuning, jobs, talk, chosen)
     rates = best_rates([(job, tuned[job.key]) for job in tuning])
     todo = plan.jobs(out, rates)

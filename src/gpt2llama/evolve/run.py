@@ -91,29 +91,25 @@ def finish(folder: Path, job: Job, report: Report = lambda line: None) -> dict[s
 
     Raises FileError while another process holds the run, Interrupted on Ctrl-C.
     """
-    place = folder / "runs" / job.key
-    result = _result(place, job)
+    result = result_of(folder, job)
     if result is None:
+        place = folder / "runs" / job.key
         with RunFolder(place, resume=True) as run_folder:
-            result = _result(place, job)  # another process may have been faster
+            result = result_of(folder, job)  # another process may have been faster
             if result is None:
                 run_folder.write_text("config.toml", job.run.to_toml())
                 result = _train(job, run_folder, report)
                 write_text(place / "result.json", json.dumps(result), overwrite=True)
-    shutil.rmtree(place / "checkpoints", ignore_errors=True)
+        shutil.rmtree(place / "checkpoints", ignore_errors=True)
     return result
 
 
-def is_finished(folder: Path, job: Job) -> bool:
-    return _result(folder / "runs" / job.key, job) is not None
-
-
-def _result(place: Path, job: Job) -> dict[str, Any] | None:
+def result_of(folder: Path, job: Job) -> dict[str, Any] | None:
     """None: not finished, or without the weights that the job is to keep."""
-    done = place / "result.json"
-    if not done.exists():
+    place = folder / "runs" / job.key
+    if not (place / "result.json").exists():
         return None
-    result: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+    result: dict[str, Any] = json.loads((place / "result.json").read_text(encoding="utf-8"))
     kept = result["diverged"] or (place / "model").exists()
     return result if kept or not job.keep else None
 

@@ -25,7 +25,7 @@ from ..train.run import pick_device
 from ..train.step import computing_dtype
 from .design import Match, Rung, rungs_of
 from .engines import Engine, on_processes
-from .run import Job, digest_of, probe, with_seed
+from .run import Job, digest_of, probe, result_of, with_seed
 
 Say = Callable[[str], None]
 SHARE = 0.95  # of the minutes that is planned: machines drift
@@ -210,7 +210,14 @@ def run_jobs(
     """The result of each job by its key; `done` hears of each as it comes. A job that another
     process holds is taken up again after the others."""
     results: dict[str, dict[str, Any]] = {}
-    waiting = jobs
+    waiting = []
+    for job in jobs:
+        result = result_of(folder, job)
+        if result is None:
+            waiting.append(job)
+        else:
+            results[job.key] = result
+            done(job, result)
     while waiting:
         held = []
         for job, result in engine(folder, waiting, processes):

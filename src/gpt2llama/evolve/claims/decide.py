@@ -151,9 +151,13 @@ def _by_stretching(done: Done, study: Study) -> Finding:
         said.append((f"{en}, {far} at {most}, {after} after the tune",
                      f"{zh}，{most} 时 {far}，短训后 {after}"))  # fmt: skip
     en, zh = _joined(said)
-    kept = [found[f"{name} {twice}"].verdict != "hurts" for name in ("theta × 4", "PI", "YaRN")]
+    reaches = {name: found[f"{name} {twice}"].verdict != "hurts" for name in trained.runs}
+    kept = [reaches[name] for name in ("theta × 4", "PI", "YaRN")]
+    verdict: Verdict = "true" if all(kept) else "wrong-in-part" if any(kept) else "wrong"
+    if all(reaches.values()):  # plain RoPE among them: here is nothing that a scaling mends
+        verdict = "no-difference-shown"
     return Finding(
-        "true" if all(kept) else "wrong-in-part" if any(kept) else "wrong",
+        verdict,
         f"nats per token more, untrained, at {twice} tokens than RoPE's at the trained {n} (then "
         f"at {most}, and there after {steps} steps at that length): {en}",
         f"不训练、读 {twice} 个词元时，比 RoPE 在训练长度 {n} 上每词元多出的奈特数（其后是 {most}，"

@@ -15,7 +15,7 @@ from ...model.presets import preset
 from ...plan import flops_per_token
 from ...train.config import SHORT_RUN, RunConfig, TrainConfig
 from ..measure import bits_of_tokens
-from ..run import Job, digest_of, is_finished, probe, with_seed
+from ..run import Job, digest_of, probe, result_of, with_seed
 from ..sweep import LEAST_STEPS, TUNING_SEED, best_rates, run_jobs, seconds_of_reading
 from .trained import COMPARISONS, Comparison
 
@@ -155,7 +155,7 @@ class Study:
         return list({job.key: job for job in jobs}.values())
 
     def left(self, jobs: Iterable[Job]) -> list[Job]:
-        return [job for job in jobs if not is_finished(self.folder, job)]
+        return [job for job in jobs if result_of(self.folder, job) is None]
 
     def seconds(self, jobs: Sequence[Job]) -> float:
         """About what they take here: the steps of zh-3m are timed, the others' by their FLOPs."""
