@@ -77,7 +77,12 @@ def training_memory(
         ("loss", before, kept.total, 2 * logits),
         ("head", before or table, kept.total - kept.logits, beside + logits + stream),
         ("last layer", before or table, kept.total - kept.logits, (beside and tied) + layer),
-        ("first layer", before or every - (table - tied), one.total - one.logits, (beside and tied) + layer),
+        (
+            "first layer",
+            before or every - (table - tied),
+            one.total - one.logits,
+            (beside and tied) + layer,
+        ),
         ("embedding", every, one.embedding, beside + 2 * tied + stream),
         ("update", every, 0, _muon_workspace(cfg) if optimizer == "muon" else 0),
     )
@@ -149,7 +154,7 @@ def _layer_workspace(cfg: ModelConfig, context: int | None, batch: int) -> int:
     steps = context_length(cfg, context)
     two = cfg.gated_mlp or cfg.activation in ("relu", "relu2")
     mlp = (2 if two else 1) * cfg.d_ff
-    scores = cfg.n_heads * steps * (5 if cfg.dropout else 2) if steps <= WRITTEN_OUT else 0
+    scores = cfg.n_heads * steps * (3 if cfg.dropout else 2) if steps <= WRITTEN_OUT else 0
     numbers = max(mlp, scores - _mlp_width(cfg)) + 2 * cfg.d_model
     return FP32 * batch * steps * numbers
 
