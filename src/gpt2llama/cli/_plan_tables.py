@@ -106,13 +106,13 @@ def _training_memory(found: Found) -> Table:
         f"{memory['optimizer_name']}, fp32, on a CPU",
         *("", "bytes", ""),
     )
-    for part, count in memory["activations_by_part"].items():
-        last = part == "logits"
-        table.add_row(f"activations, {part}", f"{count:,}", _binary(count), end_section=last)
     for part in ("weights", "optimizer", "gradients", "activations", "workspace"):
         count, last = memory[part], part == "workspace"
         table.add_row(part, f"{count:,}", _binary(count), end_section=last)
-    table.add_row(f"peak, {memory['moment']}", f"{memory['peak']:,}", _binary(memory["peak"]))
+    peak = memory["peak"]
+    table.add_row(f"peak: {memory['moment']}", f"{peak:,}", _binary(peak), end_section=True)
+    for part, count in memory["activations_by_part"].items():
+        table.add_row(f"activations at the loss: {part}", f"{count:,}", _binary(count))
     return table
 
 

@@ -71,8 +71,8 @@ def training_memory(
     every, table = FP32 * numbers, FP32 * cfg.vocab_size * d
     # From the second micro-batch on, new gradients stand beside the sums they are added to.
     before, beside = (every, table) if accumulate > 1 else (0, 0)
-    tied = table if cfg.tie_embeddings else 0  # the head's gradient waits for the embedding's,
-    # and both stay until their sum is made.
+    # A tied table's gradient from the head waits for the embedding's; both stay for their sum.
+    tied = table if cfg.tie_embeddings else 0
     moments = (
         ("loss", before, kept.total, 2 * logits),
         ("head", before or table, kept.total - kept.logits, beside + logits + stream),
