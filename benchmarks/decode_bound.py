@@ -16,11 +16,12 @@ from rich.table import Table
 
 from gpt2llama import ModelConfig, Transformer, generate_ids, preset
 from gpt2llama.plan import Hardware, decode_step, weight_bytes
+from gpt2llama.train.run import pick_device
 from gpt2llama.train.speed import this_machine
 
 MODELS = {
     "zh-3m": preset("zh-3m"),
-    "llama, 6 layers of 512": preset("zh-3m").replace(
+    "llama-25m": preset("zh-3m").replace(
         vocab_size=16384,
         max_seq_len=1024,
         n_layers=6,
@@ -36,7 +37,7 @@ PROMPT = 8  # tokens
 
 def decode_speed(cfg: ModelConfig, tokens: int, repeats: int) -> float:
     """Tokens a second of the best of `repeats` continuations, without the prompt's own pass."""
-    model, best = Transformer(cfg).eval(), 0.0
+    model, best = Transformer(cfg).eval().to(pick_device("auto")), 0.0
     prompt = [list(range(1, 1 + PROMPT))]
     generate_ids(model, prompt, max_new_tokens=4)  # warms up
     for _ in range(repeats):
@@ -88,7 +89,8 @@ def main() -> None:
             limit,
             f"{speed / most:.0%}",
         )
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    device = pick_device("auto")
+    print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads")
     Console().print(table)
     if exceeded:
         sys.exit(f"faster than the bound: {', '.join(exceeded)}")
