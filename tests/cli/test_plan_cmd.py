@@ -53,6 +53,8 @@ def test_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         (["gpt2", "--context", "1025"], 1, "max_seq_len=1024"),
         (["gpt2", "--context", "0"], 2, "--context"),
         (["gpt2", "--batch", "x"], 2, "--batch"),
+        (["gpt2", "--optimizer", "sgd"], 2, "--optimizer"),
+        (["gpt2", "--accumulate", "0"], 2, "--accumulate"),
         ([], 2, "Missing argument"),
         (["gpt2", "--on", "h10"], 1, "did you mean 'h100'?"),
         (["gpt2", "--on", "abacus"], 1, "known: dgx-spark, "),

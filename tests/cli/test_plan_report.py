@@ -106,6 +106,24 @@ def test_tables_keep_to_80_columns(run: Run, words: str) -> None:
     assert "…" not in out
 
 
+def test_training_memory(run: Run) -> None:
+    """zh-3m at 16 × 128 is fullest at the loss: two tables of logits beside what is kept."""
+    got = found(run, "zh-3m", "--batch", 16)["training_memory"]
+    logits = 4 * 16 * 128 * 4096
+    parts = got["activations_by_part"]
+    assert parts["logits"] == logits + 8 * 16 * 128  # and the targets
+    assert parts["mlp"] == 4 * 4 * 16 * 128 * 4 * 512  # 4 layers, 4 factors
+    assert (got["moment"], got["activations"]) == ("loss", sum(parts.values()))
+    assert (got["weights"], got["optimizer"]) == (4 * 3_410_176, 8 * 3_410_176)
+    assert got["peak"] == 12 * 3_410_176 + got["activations"] + 2 * logits
+    words = ["zh-3m", "--batch", 16, "--optimizer", "muon", "--accumulate", 4]
+    muon = found(run, *words)["training_memory"]
+    hidden = 786_432 + 1_572_864  # one moment of attention's and the MLP's matrices
+    assert muon["optimizer"] == 8 * 3_410_176 - 4 * hidden
+    assert muon["gradients"] == 4 * 3_410_176  # the first batch's, while the second computes
+    assert "to train, 4 × 16 × 128 tokens, muon" in run("plan", *words)[0]
+
+
 def test_models_on_disk_and_runs(run: Run, tmp_path: Path) -> None:
     from gpt2llama import Transformer, save
     from gpt2llama.train.config import RunConfig, TrainConfig

@@ -90,8 +90,7 @@ def test_every_part_equals_the_model_for_any_switches(cfg: ModelConfig) -> None:
     assert_same_count(cfg)
 
 
-# Of presets with equal counts only one is built: an 80-layer model takes a second.
-@pytest.mark.parametrize("name", {str(parameters(preset(n))): n for n in presets()}.values())
+@pytest.mark.parametrize("name", presets())
 def test_presets_equal_the_model(name: str) -> None:
     assert_same_count(preset(name))
 

@@ -67,7 +67,13 @@ def test_dynamic_scaling_ends_at_its_first_context() -> None:
 
 @pytest.mark.parametrize("name", presets())
 @pytest.mark.parametrize(
-    ("dtype", "ours"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16"), (torch.int8, "int8")]
+    ("dtype", "ours"),
+    [
+        (torch.float32, "fp32"),
+        (torch.bfloat16, "bf16"),
+        (torch.float16, "fp16"),
+        (torch.int8, "int8"),
+    ],
 )
 def test_kv_bytes_equal_a_real_cache(name: str, dtype: torch.dtype, ours: str) -> None:
     """A row of 6 slots: 5 tokens and one for padding."""

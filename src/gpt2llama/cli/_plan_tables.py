@@ -16,6 +16,7 @@ def one(found: Found) -> None:
     console = Console(highlight=False)
     console.print(_parts(found))
     console.print(_bytes(found))
+    console.print(_training_memory(found))
     for line in _fits(found):
         console.print(line, markup=False)
     if "roofline" in found:
@@ -97,6 +98,24 @@ def _bytes(found: Found) -> Table:
     return table
 
 
+def _training_memory(found: Found) -> Table:
+    memory = found["training_memory"]
+    batches = f"{memory['accumulate']:,} × " if memory["accumulate"] > 1 else ""
+    table = _table(
+        f"to train, {batches}{found['batch']:,} × {found['context']:,} tokens, "
+        f"{memory['optimizer_name']}, fp32, on a CPU",
+        *("", "bytes", ""),
+    )
+    for part in ("weights", "optimizer", "gradients", "activations", "workspace"):
+        count, last = memory[part], part == "workspace"
+        table.add_row(part, f"{count:,}", _binary(count), end_section=last)
+    peak = memory["peak"]
+    table.add_row(f"peak: {memory['moment']}", f"{peak:,}", _binary(peak), end_section=True)
+    for part, count in memory["activations_by_part"].items():
+        table.add_row(f"activations at the loss: {part}", f"{count:,}", _binary(count))
+    return table
+
+
 def _fits(found: Found) -> list[str]:
     lines = []
     for fit in found.get("fits", ()):
@@ -149,6 +168,9 @@ def _figures(found: Found) -> dict[str, float]:
         f"weight bytes, {found['dtype']}": found["weight_bytes"],
         f"KV bytes, {found['kv_dtype']}": found["kv_bytes"],
         "KV bytes per token": found["kv_bytes_per_token"],
+        f"training bytes, {found['training_memory']['optimizer_name']}": (
+            found["training_memory"]["peak"]
+        ),
     }
     for fit in found.get("fits", ()):
         figures[f"{fit['memory']}: largest batch"] = fit["largest_batch"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ from ..plan import (
     HARDWARE,
     Bound,
     Hardware,
+    activations,
     changes,
     decode_step,
     flops_per_token,
@@ -28,6 +29,7 @@ from ..plan import (
     parse_count,
     prefill_step,
     training_hours,
+    training_memory,
     weight_bytes,
     weights_alone,
 )
@@ -52,9 +54,17 @@ def plan(
         int | None,
         typer.Option(min=1, max=_MOST, help="Tokens in the cache and in a trained text."),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=_MOST, help="Texts in the cache.")] = 1,
+    batch: Annotated[
+        int, typer.Option(min=1, max=_MOST, help="Texts in the cache, or trained on.")
+    ] = 1,
     dtype: Annotated[str, typer.Option(help=f"Of the weights: {_DTYPES}.")] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help=f"Of keys and values: {_DTYPES}.")] = "bf16",
+    optimizer: Annotated[
+        Literal["adamw", "muon"], typer.Option(help="Whose state training keeps.")
+    ] = "adamw",
+    accumulate: Annotated[
+        int, typer.Option(min=1, max=_MOST, help="Batches a training step adds up.")
+    ] = 1,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any field of the model, first changed."),
@@ -104,6 +114,7 @@ def plan(
 
     def answer(cfg: ModelConfig) -> dict[str, Any]:
         found = _sizes(cfg, asked)
+        found["training_memory"] = _training_memory(cfg, context, batch, accumulate, optimizer)
         if memories:
             found["fits"] = _fits(cfg, asked, memories)
         if devices:
@@ -160,6 +171,24 @@ def _sizes(cfg: ModelConfig, asked: _Question) -> dict[str, Any]:
             }
             for dtype in DTYPE_BITS
         },
+    }
+
+
+def _training_memory(
+    cfg: ModelConfig,
+    context: int | None,
+    batch: int,
+    accumulate: int,
+    optimizer: Literal["adamw", "muon"],
+) -> dict[str, Any]:
+    """At the fullest moment of a step; and, at the loss, the activations by part."""
+    memory = training_memory(cfg, context, batch, accumulate, optimizer)
+    return {
+        "peak": memory.peak,
+        **asdict(memory),
+        "activations_by_part": asdict(activations(cfg, context, batch)),
+        "accumulate": accumulate,
+        "optimizer_name": optimizer,
     }
 
 

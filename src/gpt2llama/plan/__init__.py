@@ -16,15 +16,19 @@ from .arithmetic import (
     weight_bytes,
 )
 from .hardware import HARDWARE, Hardware, hardware, parse_bytes, parse_count
+from .memory import Activations, TrainingMemory, activations, training_memory
 from .roofline import Bound, Step, decode_step, prefill_step, training_hours, weights_alone
 
 __all__ = [
     "DTYPE_BITS",
     "HARDWARE",
+    "Activations",
     "Bound",
     "Change",
     "Hardware",
     "Step",
+    "TrainingMemory",
+    "activations",
     "changes",
     "decode_step",
     "flops_per_token",
@@ -39,6 +43,7 @@ __all__ = [
     "parse_count",
     "prefill_step",
     "training_hours",
+    "training_memory",
     "weight_bytes",
     "weights_alone",
 ]

@@ -16,7 +16,7 @@ def parameters(cfg: ModelConfig) -> dict[str, int]:
     """Trained numbers by part, and their `total`. A tied head is the embedding: it counts 0."""
     d, layers = cfg.d_model, cfg.n_layers
     q, kv = cfg.n_heads * cfg.head_size, cfg.kv_heads * cfg.head_size
-    attention, mlp = _matrices(cfg)
+    attention, mlp = matrices(cfg)
     attention += cfg.qkv_bias * (q + 2 * kv) + cfg.out_bias * d
     mlp += cfg.mlp_bias * ((1 + cfg.gated_mlp) * cfg.d_ff + d)
     norm = 2 * d if cfg.norm == "layernorm" and cfg.norm_bias else d
@@ -34,7 +34,7 @@ def parameters(cfg: ModelConfig) -> dict[str, int]:
 
 def matmul_parameters(cfg: ModelConfig) -> int:
     """Weights each token is multiplied by: the head, tied or not, but no look-up and no bias."""
-    return cfg.n_layers * sum(_matrices(cfg)) + cfg.vocab_size * cfg.d_model
+    return cfg.n_layers * sum(matrices(cfg)) + cfg.vocab_size * cfg.d_model
 
 
 def flops_per_token(cfg: ModelConfig, seq_len: int | None = None) -> int:
@@ -142,7 +142,7 @@ def _change(base: ModelConfig, name: str, before: Any, after: Any, kv_dtype: str
     )
 
 
-def _matrices(cfg: ModelConfig) -> tuple[int, int]:
+def matrices(cfg: ModelConfig) -> tuple[int, int]:
     """One layer's weights: attention (Q and O, K and V), MLP (two matrices, or three if gated)."""
     attention = 2 * cfg.d_model * (cfg.n_heads + cfg.kv_heads) * cfg.head_size
     return attention, (2 + cfg.gated_mlp) * cfg.d_model * cfg.d_ff

@@ -38,15 +38,18 @@ def gemm_limit(dtype: torch.dtype, device: torch.device | str = "cpu", repeats: 
 def read_bandwidth(size: int, device: torch.device | str = "cpu", repeats: int = 20) -> float:
     """Bytes a second of the fastest pass by all of torch's threads over `size` bytes.
 
-    The best of a sum and a dot product, which read, and of a copy, which reads half and writes
-    half: compilers and libraries differ in which of them is quick.
+    The best of products with a vector (what decoding does with its weights), of a sum and a dot
+    product, which read, and of a copy, which reads half and writes half: compilers and libraries
+    differ in which of them is quick. Repeated, so that what fits in a cache is read from there.
     """
-    x = torch.ones(max(2, size // 8), device=device)  # ones: untouched zeros may share one page
-    y = torch.ones_like(x)
+    row = 1024
+    x = torch.ones(max(1, size // (8 * row)), row, device=device)  # zeros may share one page
+    y, vector = torch.ones_like(x), torch.ones(row, device=device)
     moved, best = 2 * x.nbytes, 0.0
     moves: tuple[Callable[[], Tensor], ...] = (
+        lambda: x @ vector + y @ vector,
         lambda: x.sum() + y.sum(),
-        lambda: torch.dot(x, y),
+        lambda: torch.dot(x.view(-1), y.view(-1)),
         lambda: y.copy_(x),
     )
     for move in moves:
