@@ -9,7 +9,7 @@ from .claim import Finding, claim
 GIB = 2**30
 
 
-@claim(16, "a stored 128k × 128k mask is enormous", "存下一张 128k × 128k 的掩码非常大")
+@claim(16, "a stored 128k × 128k mask is enormous", "存一张 128k × 128k 的掩码要占极大的内存")
 def stored_mask() -> Finding:
     length = preset("llama-3.1-8b").max_seq_len
     as_bool, as_fp32 = length**2, 4 * length**2
@@ -19,14 +19,14 @@ def stored_mask() -> Finding:
         f"{as_bool / GIB:.0f} GiB as bool, {as_fp32 / GIB:.0f} GiB as fp32; the weights of "
         f"Llama 3.1 8B in bf16 are {weights / GIB:.1f} GiB",
         f"bool 为 {as_bool / GIB:.0f} GiB，fp32 为 {as_fp32 / GIB:.0f} GiB；"
-        f"Llama 3.1 8B 的 bf16 权重才 {weights / GIB:.1f} GiB",
+        f"Llama 3.1 8B 的 bf16 权重也不过 {weights / GIB:.1f} GiB",
     )
 
 
 @claim(
     17,
     "Llama 3 70B has 64 query and 8 kv heads: its K and V matrices are 8 times smaller",
-    "Llama 3 70B 有 64 个查询头、8 个 KV 头：K、V 矩阵小 8 倍",
+    "Llama 3 70B 有 64 个查询头、8 个 KV 头：K、V 矩阵缩小到 1/8",
 )
 def kv_matrices() -> Finding:
     cfg = preset("llama-3-70b")
@@ -36,7 +36,7 @@ def kv_matrices() -> Finding:
     return Finding(
         "true" if stated else "wrong",
         f"{full:,} numbers without GQA, {shared:,} with: {full / shared:g} times",
-        f"不用 GQA 为 {full:,} 个数，用了为 {shared:,} 个：{full / shared:g} 倍",
+        f"不用 GQA 为 {full:,} 个数，用了为 {shared:,} 个：前者是后者的 {full / shared:g} 倍",
     )
 
 
@@ -58,7 +58,7 @@ def cache_of_70b() -> Finding:
     )
 
 
-@claim(19, "an int8 KV cache halves it", "int8 的 KV 缓存只要一半")
+@claim(19, "an int8 KV cache halves it", "KV 缓存用 int8 能减半")
 def int8_cache() -> Finding:
     import torch
 
@@ -77,12 +77,12 @@ def int8_cache() -> Finding:
         "wrong" if not halved else "true" if whole == share else "true-if",
         f"the numbers are {share:.1%} of fp16's ({held:,} bytes for {slots} tokens of 70B in a "
         f"real cache, as planned); with an fp16 scale per head and token {whole:.2%}",
-        f"数值本身占 fp16 的 {share:.1%}（70B 的真实缓存 {slots} 个词元 {held:,} 字节，与计算一致"
-        f"）；加上每头每词元一个 fp16 缩放系数后为 {whole:.2%}",
+        f"数值本身为 fp16 的 {share:.1%}（70B 的真实缓存存 {slots} 个词元占 {held:,} 字节，"
+        f"与计算一致）；加上每头每词元一个 fp16 缩放系数后为 {whole:.2%}",
     )
 
 
-@claim(20, "GQA makes the cache 8 times smaller", "GQA 使缓存小 8 倍")
+@claim(20, "GQA makes the cache 8 times smaller", "GQA 使缓存缩小到 1/8")
 def gqa_ratios() -> Finding:
     cfgs = {n.removeprefix("llama-"): preset(n) for n in presets() if n.startswith("llama-3")}
     ratios = {
@@ -94,11 +94,11 @@ def gqa_ratios() -> Finding:
     return Finding(
         "true" if all(eights) else "true-if" if any(eights) else "wrong",
         f"times by model: {shown}",
-        f"各型号的倍数：{shown}",
+        f"各型号缩小的倍数：{shown}",
     )
 
 
-@claim(21, "GQA came with Llama 3", "GQA 是 Llama 3 带来的")
+@claim(21, "GQA came with Llama 3", "GQA 始于 Llama 3")
 def gqa_before_llama_3() -> Finding:
     earlier = presets()[: presets().index("llama-3-8b")]
     llamas = [name for name in earlier if name.startswith("llama")]

@@ -27,7 +27,7 @@ _WORDS = {
         "title": "训练长度 {trained}，读到 {longest} 个词元",
         "text": "留出文本各位置每词元的奈特数，{seeds} 个种子的平均。点线处是训练长度。",
         "before": "训练后直接读",
-        "after": "再以 {longest} 个词元训练 {steps} 步之后",
+        "after": "再以 {longest} 个词元的长度训练 {steps} 步之后",
         "axis": "位置（词元）",
         "ends": "learned 到此为止",
     },

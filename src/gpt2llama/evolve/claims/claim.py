@@ -23,14 +23,14 @@ Verdict = Literal[
 
 IN_CHINESE: dict[Verdict, str] = {
     "true": "对",
-    "true-if": "有条件地对",
+    "true-if": "有条件成立",
     "wrong": "错",
     "wrong-in-part": "部分错",
     "both": "都对",
     "incomplete": "不完整",
     "helps": "有益",
     "hurts": "有害",
-    "no-difference-shown": "未见差别",
+    "no-difference-shown": "未见差异",
     "needs-quantize": "需要量化",
     "not-measurable-here": "这里测不了",
     "not-measured": "尚未测量",

@@ -21,7 +21,12 @@ _VERDICTS: dict[str | None, Verdict] = {
     "no difference shown": "no-difference-shown",
 }
 _WORST_FIRST = ("hurts", "no difference shown", "helps")
-_VERDICT_ZH = {"helps": "有益", "hurts": "有害", "no difference shown": "未见差别"}
+_VERDICT_ZH = {
+    "helps": "有益",
+    "hurts": "有害",
+    "no difference shown": "未见差异",
+    "not comparable": "无法比较",
+}
 
 
 def decide(number: int, done: Done, study: Study) -> Finding:
@@ -77,12 +82,12 @@ def _by_depth(done: Done, study: Study) -> Finding:
     ends = f"{min(rates):g}–{max(rates):g}"
     if more.difference is not None and more.low is not None and more.high is not None:
         numbers = [signed(2 * value) for value in (more.difference, more.low, more.high)]
-        en, zh = "depth adds {} ({} to {})", "加深带来 {}（{} 至 {}）"
+        en, zh = "depth adds {} ({} to {})", "加深另带来 {}（{} 至 {}）"
         said.append((en.format(*numbers), zh.format(*numbers)))
     said.append(
         (
             f"worst less best of the learning rates {ends}, one seed: {', '.join(swings)}",
-            f"学习率 {ends} 中最差减最好（一个种子）：{'、'.join(swings)}",
+            f"学习率 {ends} 中最差与最好之差（一个种子）：{'、'.join(swings)}",
         )
     )
     verdicts = {one.verdict for _, one in found}
@@ -149,7 +154,7 @@ def _by_stretching(done: Done, study: Study) -> Finding:
         en, zh = _nats_more(name, found[f"{name} {twice}"])
         far, after = (signed(found[f"{name} {at}"].difference, 3) for at in (most, tuned))
         said.append((f"{en}, {far} at {most}, {after} after the tune",
-                     f"{zh}，{most} 时 {far}，短训后 {after}"))  # fmt: skip
+                     f"{zh}，{most} 时 {far}，微调后 {after}"))  # fmt: skip
     en, zh = _joined(said)
     reaches = {name: found[f"{name} {twice}"].verdict != "hurts" for name in trained.runs}
     kept = [reaches[name] for name in ("theta × 4", "PI", "YaRN")]
@@ -160,8 +165,8 @@ def _by_stretching(done: Done, study: Study) -> Finding:
         verdict,
         f"nats per token more, untrained, at {twice} tokens than RoPE's at the trained {n} (then "
         f"at {most}, and there after {steps} steps at that length): {en}",
-        f"不训练、读 {twice} 个词元时，比 RoPE 在训练长度 {n} 上每词元多出的奈特数（其后是 {most}，"
-        f"再后是在该长度上训练 {steps} 步之后）：{zh}",
+        f"不训练、读 {twice} 个词元时，比 RoPE 在训练长度 {n} 上每词元多出的奈特数（其后依次是读 "
+        f"{most} 个词元时，以及在该长度上微调 {steps} 步之后）：{zh}",
     )
 
 
@@ -232,15 +237,15 @@ def _versus(one: stats.Comparison, to: str) -> Said:
     if one.difference is None or one.low is None:
         return (
             f"{one.name} against {to}: not comparable, {one.seeds} seeds of both are whole",
-            f"{one.name} 对 {to}：无法比较，两者都完整的种子有 {one.seeds} 个",
+            f"{one.name} 对 {to}：无法比较，两者都未发散的种子有 {one.seeds} 个",
         )
     at, low, high = signed(one.difference), signed(one.low), signed(one.high)
     en = f"{one.name} against {to} {at} bits per byte ({low} to {high})"
-    zh = f"{one.name} 对 {to}：每字节比特数 {at}（{low} 至 {high}）"
+    zh = f"{one.name} 对 {to}：每字节比特数相差 {at}（{low} 至 {high}）"
     if one.verdict == "no difference shown":
         least = fixed(one.detectable)
         en += f", {one.seeds} seeds could show {least}"
-        zh += f"，{one.seeds} 个种子能看出 {least}"
+        zh += f"，{one.seeds} 个种子可测出 {least}"
     return en, zh
 
 

@@ -61,7 +61,7 @@ def decoding_bound() -> Finding:
 @claim(
     25,
     "273 GB/s, 3.35 TB/s, 5.3 TB/s rank decoding speed",
-    "273 GB/s、3.35 TB/s、5.3 TB/s 决定解码速度的先后",
+    "解码速度的高低由 273 GB/s、3.35 TB/s、5.3 TB/s 决定",
 )
 def ranking() -> Finding:
     read = weight_bytes(preset("llama-3-8b"), "bf16")
@@ -74,8 +74,8 @@ def ranking() -> Finding:
         ("true-if" if batch > 1 else "true") if ranked else "wrong",
         f"batch 1: Llama 3 8B in bf16, at most {shown} tokens/s; from a batch of about {batch:.0f} "
         "(H100, its FLOP/s from memory) compute decides",
-        f"批 1：Llama 3 8B（bf16）每秒最多 {shown} 词元；批大小到约 {batch:.0f} 以上"
-        "（H100，算力数字凭记忆）就由算力决定",
+        f"批 1：Llama 3 8B（bf16）每秒词元数至多为 {shown}；批大小约从 {batch:.0f} 起"
+        "（H100，算力数字凭记忆）改由算力决定",
     )
 
 
@@ -87,7 +87,7 @@ def h100_against_mi300x() -> Finding:
         "true" if h100 > mi300x else "wrong",
         f"dense bf16 on paper, from memory: {h100 / 1e12:.0f} against {mi300x / 1e12:.0f} "
         f"TFLOP/s; bandwidth {reads[0]:g} against {reads[1]:g} TB/s",
-        f"标称稠密 bf16（凭记忆）：{h100 / 1e12:.0f} 对 {mi300x / 1e12:.0f} TFLOP/s；"
+        f"标称稠密 bf16 算力（凭记忆）：{h100 / 1e12:.0f} 对 {mi300x / 1e12:.0f} TFLOP/s；"
         f"带宽 {reads[0]:g} 对 {reads[1]:g} TB/s",
     )
 
@@ -163,5 +163,5 @@ def bias_time() -> Finding:
         f"Llama 3 8B 的上下界（{biases:,} 个偏置；按 989 TFLOP/s（凭记忆）的 {MFU:.0%} 共 "
         f"{whole:,.0f} H100 小时）：并入矩阵乘则 {fused:,.0f} H100 小时，否则 {unfused:,.0f}；"
         f"{gpus:,} 张卡上为 {low:.0f} 秒到 {high:.0f} 分钟。"
-        "在那种硬件上，有无偏置各计一步的时间，才能判定",
+        "要在那种硬件上分别测出有、无偏置时一步的用时，才能判定",
     )

@@ -17,7 +17,7 @@ def _mlp(cfg: ModelConfig) -> int:
 @claim(
     26,
     "a third MLP matrix adds 50%, a width of 2/3 restores it",
-    "MLP 多一个矩阵，参数多 50%；宽度取 2/3 就回到原来",
+    "MLP 加上第三个矩阵，参数多 50%；宽度取 2/3 就与原来持平",
 )
 def third_matrix() -> Finding:
     cfg = preset("zh-3m").replace(gated_mlp=False, d_ff=4 * 256)
@@ -39,7 +39,7 @@ def _meta_width(d_model: int, multiplier: float, multiple: int) -> int:
 @claim(
     27,
     "Llama 3 uses the multiplier 1.3 and multiples of 256",
-    "Llama 3 的 MLP 宽度用乘数 1.3、256 的倍数",
+    "Llama 3 的 MLP 宽度用乘数 1.3，取 256 的倍数",
 )
 def llama_3_widths() -> Finding:
     small, large = preset("llama-3-8b"), preset("llama-3-70b")
@@ -49,8 +49,8 @@ def llama_3_widths() -> Finding:
         "true" if all(with_256) else "wrong-in-part" if with_4096 == large.d_ff else "wrong",
         f"70B: 1.3 and a multiple of 4096 give {with_4096:,}, the real width {large.d_ff:,}; 256 "
         f"would give {_meta_width(large.d_model, 1.3, 256):,} (8B: {small.d_ff:,} either way)",
-        f"70B：乘数 1.3、4096 的倍数得 {with_4096:,}，实际宽度 {large.d_ff:,}；用 256 会得 "
-        f"{_meta_width(large.d_model, 1.3, 256):,}（8B 怎样都是 {small.d_ff:,}）",
+        f"70B：乘数 1.3、取 4096 的倍数得 {with_4096:,}，实际宽度 {large.d_ff:,}；用 256 会得 "
+        f"{_meta_width(large.d_model, 1.3, 256):,}（8B 两种取法都得 {small.d_ff:,}）",
     )
 
 
@@ -79,7 +79,7 @@ def half_the_information() -> Finding:
         f"{lowest:.3f} at {at:.3f}",
         f"输入关于 0 对称时 {zeros:.1%} 的输出为零，平移一个标准差时 {shifted:.1%}；64 → 256 时"
         f"其余 {int(kept.sum())} 个输出{'仍能' if recovered else '不能'}精确还原 x。"
-        f"SiLU 的最小值 {lowest:.3f}，在 {at:.3f}",
+        f"SiLU 在 {at:.3f} 处取最小值 {lowest:.3f}",
     )
 
 
@@ -93,7 +93,7 @@ def bias_memory() -> Finding:
     return Finding(
         "true" if share > 0.01 else "true-if" if saved else "wrong",
         f"{saved:,} numbers, {share:.3%} of GPT-2 124M: {size / 1024:.0f} KiB in fp32",
-        f"{saved:,} 个数，GPT-2 124M 的 {share:.3%}：fp32 下 {size / 1024:.0f} KiB",
+        f"{saved:,} 个数，占 GPT-2 124M 的 {share:.3%}：fp32 下 {size / 1024:.0f} KiB",
     )
 
 

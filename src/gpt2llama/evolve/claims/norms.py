@@ -27,7 +27,7 @@ def norm_formulas() -> Finding:
     return Finding(
         "true" if equal else "wrong",
         f"{'equal' if equal else 'not equal'} to torch's in fp64 (to {bound:g})",
-        f"在 fp64 下与 torch 的{'相等' if equal else '不等'}（差 ≤ {bound:g}）",
+        f"在 fp64 下与 torch 的结果{'相等' if equal else '不等'}（差 ≤ {bound:g}）",
     )
 
 
@@ -78,14 +78,14 @@ def llama_eps() -> Finding:
     return Finding(
         "true" if set(eps.values()) == {1e-6} else "wrong",
         f"{listed} (1-65b's from memory): take it from the checkpoint",
-        f"{listed}（1-65b 的数凭记忆）：应从权重文件读取",
+        f"{listed}（1-65b 的数值凭记忆）：应从权重文件读取",
     )
 
 
 @claim(
     5,
     "nn.RMSNorm(d) without eps is the same thing",
-    "不写 eps 的 nn.RMSNorm(d) 是一回事",
+    "nn.RMSNorm(d) 不写 eps 也一样",
 )
 def default_eps() -> Finding:
     import torch
@@ -101,7 +101,7 @@ def default_eps() -> Finding:
         "true" if math.isclose(default, llama, rel_tol=1e-3) else "wrong",
         f"its default is the dtype's machine epsilon ({machine:.3g} in fp32; {used:.2g} "
         f"recovered from its output): at rms {rms:g} it gives {default:.3f}, eps 1e-5 {llama:.3f}",
-        f"缺省值是该数据类型的机器精度（fp32 为 {machine:.3g}；由输出反推得 {used:.2g}）："
+        f"默认值是该数据类型的机器精度（fp32 为 {machine:.3g}；由输出反推得 {used:.2g}）："
         f"rms {rms:g} 时得 {default:.3f}，eps 1e-5 得 {llama:.3f}",
     )
 
@@ -155,7 +155,7 @@ def rmsnorm_speed() -> Finding:
         f"the paper's models and hardware; here (zh-3m-gpt2, eager, {threads} threads): the op "
         f"alone {gains['op']:+.0%}, forward and backward {gains['train']:+.0%}, a decoding step "
         f"{gains['decode']:+.0%} in speed",
-        f"论文自己的模型与硬件；本机（zh-3m-gpt2，未编译，{threads} 线程）速度变化："
+        f"限于论文自己的模型与硬件；本机（zh-3m-gpt2，未编译，{threads} 线程）速度变化："
         f"单个算子 {gains['op']:+.0%}，前向加反向 {gains['train']:+.0%}，"
         f"解码一步 {gains['decode']:+.0%}",
     )

@@ -76,7 +76,8 @@ def relative_scores() -> Finding:
         f"than {EXACT:g} in fp64, by {rounded:.2g} with bf16 tables, by {stretched:.2g} with "
         "dynamic NTK past max_seq_len",
         f"两个全 1 向量的分数（{score(cfg, near):.2f}）在位置平移 100 后：fp64 下变化小于 "
-        f"{EXACT:g}，bf16 的表变化 {rounded:.2g}，超出 max_seq_len 的动态 NTK 变化 {stretched:.2g}",
+        f"{EXACT:g}；用 bf16 的表，变化 {rounded:.2g}；"
+        f"动态 NTK 在超出 max_seq_len 时，变化 {stretched:.2g}",
     )
 
 
@@ -116,7 +117,7 @@ def _queries_and_angles() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @claim(
     12,
     "RoPE pairs adjacent dimensions / RoPE pairs the two halves",
-    "RoPE 配对相邻的维 / RoPE 配对前后两半",
+    "RoPE 把相邻两维配对 / RoPE 把前后两半配对",
 )
 def two_layouts() -> Finding:
     from ...model.position import rotate
@@ -160,7 +161,7 @@ def theta_of_llama_3() -> Finding:
         f"Llama 3: theta {old.rope_theta:,.0f}; 3.1: {new.rope_theta:,.0f} and frequency scaling "
         f"{shown}; 3.2 1B and 3B: factor {factor:g}",
         f"Llama 3 的 theta 已是 {old.rope_theta:,.0f}；3.1 仍是 {new.rope_theta:,.0f}，另加"
-        f"频率缩放 {shown}；3.2 的 1B 与 3B 倍数为 {factor:g}",
+        f"频率缩放 {shown}；3.2 的 1B 与 3B 缩放倍数为 {factor:g}",
     )
 
 
@@ -203,7 +204,7 @@ def apply_rope(x, cos, sin):
 @claim(
     55,
     "a printed apply_rope that reads head_dim without defining it",
-    "一段印出来的 apply_rope，用了没有定义的 head_dim",
+    "一段刊出的 apply_rope，用了没有定义的 head_dim",
 )
 def undefined_head_dim() -> Finding:
     from ...model.position import rotate
@@ -225,6 +226,6 @@ def undefined_head_dim() -> Finding:
         "wrong" if free else "true",
         f"undefined: {', '.join(free)}, so that the first call raises NameError; ours {agrees} the "
         f"complex product x·e^(i·angle) (to {EXACT:g})",
-        f"未定义：{'、'.join(free)}，一调用就是 NameError；本项目的与复数乘积 x·e^(i·角度) "
+        f"未定义：{'、'.join(free)}，一调用就报 NameError；本项目的结果与复数乘积 x·e^(i·角度) "
         f"{'相等' if difference < EXACT else '不等'}（差 ≤ {EXACT:g}）",
     )

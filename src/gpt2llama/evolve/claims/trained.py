@@ -172,39 +172,41 @@ def _not_measured(number: int) -> Finding:
     pairs_zh = dict.fromkeys(f"{c.baseline} 对 {_few(c.variants)}" for c in comparisons)
     matched = " and ".join(_MATCHED[way] for way in ways)
     matched_zh = "、".join(_MATCHED_ZH[way] for way in ways)
-    reads_zh = {"bits per byte": "每字节比特数", "loss by position": "各位置的损失"}[first.reads]
+    reads_zh = {"bits per byte": "每字节比特数", "loss by position": "各位置损失"}[first.reads]
     return Finding(
         "not-measured",
         f"decided by training {first.base}: {'; '.join(pairs)}; {matched}, held-out {first.reads}",
-        f"由训练 {first.base} 判定：{'；'.join(pairs_zh)}；{matched_zh}，比较留出文本上{reads_zh}",
+        f"由训练 {first.base} 判定：{'；'.join(pairs_zh)}；{matched_zh}，"
+        f"比较留出文本上的{reads_zh}",
     )
 
 
 def _needs_quantize() -> Finding:
     pair = ("zh-3m-gpt2", "zh-3m")
     methods = "int8, int4; round-to-nearest, GPTQ, AWQ"
+    methods_zh = "int8、int4；就近取整、GPTQ、AWQ"
     return Finding(
         "needs-quantize",
         f"decided by held-out bits per byte before and after: {' and '.join(pair)} ({methods})",
-        f"由量化前后留出文本上的每字节比特数判定：{' 与 '.join(pair)}（{methods}）",
+        f"由量化前后留出文本上的每字节比特数判定：{' 与 '.join(pair)}（{methods_zh}）",
     )
 
 
 _STATEMENTS = {
-    8: ("RMSNorm loses no quality", "RMSNorm 不损失质量"),
+    8: ("RMSNorm loses no quality", "RMSNorm 不降低质量"),
     9: (
         "pre-norm trains more steadily, the more so the deeper",
         "pre-norm 训练更稳，层数越多越明显",
     ),
     13: (
         "RoPE extrapolates from 128 to 200 tokens, sinusoids cannot",
-        "RoPE 能从 128 外推到 200，正弦位置不能",
+        "RoPE 能从 128 个词元外推到 200 个，正弦位置不能",
     ),
     14: (
         "raising theta, PI or YaRN takes 4k to 8k untrained",
-        "提高 theta、PI 或 YaRN 不用训练就能从 4k 到 8k",
+        "提高 theta、用 PI 或 YaRN，不训练就能从 4k 扩到 8k",
     ),
-    23: ("GQA's quality cost is negligible", "GQA 的质量代价可以忽略"),
+    23: ("GQA's quality cost is negligible", "GQA 的质量损失可以忽略"),
     28: ("SwiGLU beats GELU by 1–2% perplexity", "SwiGLU 的困惑度比 GELU 低 1–2%"),
     29: (
         "SwiGLU's loss is 5–10% under ReLU's in a 3M model",
@@ -213,7 +215,7 @@ _STATEMENTS = {
     32: ("biases help small models", "偏置对小模型有益"),
     39: (
         "tied input and output are inverse, so one table serves",
-        "输入与输出互逆，所以一张表就够",
+        "共享的输入与输出互逆，所以一张表就够",
     ),
     46: ("these gains cannot be seen at 3M", "这些好处在 3M 的规模上看不出来"),
 }

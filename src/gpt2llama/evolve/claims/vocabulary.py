@@ -33,29 +33,30 @@ def kinds_of_tokenizer() -> Finding:
     sizes = {name: preset(name).vocab_size for name in kinds}
     special = sizes["llama-3-8b"] - 128_000
     shown = ", ".join(f"{n} {sizes[n]:,} ({library})" for n, (_, library) in kinds.items())
+    shown_zh = shown.replace("GPT-2's own", "GPT-2 自己的")
     one_algorithm = len({algorithm for algorithm, _ in kinds.values()}) == 1
     return Finding(
         "wrong" if one_algorithm or kinds["llama-3-8b"][1] != "SentencePiece" else "true",
         f"all are BPE: {shown}; Llama 3's are 128,000 + {special} special",
-        f"都是 BPE：{shown}；Llama 3 是 128,000 + {special} 个特殊词元",
+        f"都是 BPE：{shown_zh}；Llama 3 的词表是 128,000 + {special} 个特殊词元",
     )
 
 
-@claim(34, "128k packs 25% more text than 32k", "128k 的词表比 32k 每个词元多装 25% 的文本")
+@claim(34, "128k packs 25% more text than 32k", "128k 词表的每个词元比 32k 词表多装 25% 的文本")
 def packing() -> Finding:
     decides = "gpt2llama tokenizer compare TEXT --tokenizer LLAMA2 --tokenizer LLAMA3"
     return Finding(
         "not-measurable-here",
         "it depends on the text and needs both vocabularies, which are not shipped; with them at "
         f"hand this decides: {decides}",
-        f"取决于文本，而且需要两个词表，它们不随本项目分发；有了它们，由这条命令判定：{decides}",
+        f"取决于文本，而且需要两个词表，它们不随本项目分发；有了它们，可用这条命令判定：{decides}",
     )
 
 
 @claim(
     35,
     "tying saves a third of GPT-2's parameters",
-    "共享输入输出表节省 GPT-2 三分之一的参数",
+    "共享输入输出表，GPT-2 省下三分之一的参数",
 )
 def tying_in_gpt2() -> Finding:
     shares = {}
@@ -67,11 +68,11 @@ def tying_in_gpt2() -> Finding:
     return Finding(
         "true" if all(thirds) else "true-if" if any(thirds) else "wrong",
         f"{saved:,} numbers, {shares['gpt2']:.1%} of the 124M; {shares['gpt2-xl']:.1%} of XL",
-        f"{saved:,} 个数，为 124M 的 {shares['gpt2']:.1%}；XL 的 {shares['gpt2-xl']:.1%}",
+        f"{saved:,} 个数，占 124M 的 {shares['gpt2']:.1%}；XL 则省 {shares['gpt2-xl']:.1%}",
     )
 
 
-@claim(36, "Llama unties / Llama ties", "Llama 不共享 / Llama 共享")
+@claim(36, "Llama unties / Llama ties", "Llama 不共享输入输出表 / Llama 共享")
 def who_ties() -> Finding:
     llamas = [name for name in presets() if name.startswith("llama-")]
     tied = [n.removeprefix("llama-") for n in llamas if preset(n).tie_embeddings]
@@ -91,7 +92,7 @@ def _small_chinese(vocab_size: int) -> ModelConfig:
 @claim(
     37,
     "V 1000, d 256: tying saves 15% of a 3M model",
-    "词表 1000、d 256：共享节省 3M 模型的 15%",
+    "词表 1000、d 256：共享输入输出表，3M 的模型省下 15%",
 )
 def tying_in_a_small_model() -> Finding:
     cfg, wanted = _small_chinese(1000), 0.15
@@ -112,7 +113,7 @@ def tying_in_a_small_model() -> Finding:
 @claim(
     38,
     "tying saves hundreds of millions of parameters in Llama 3",
-    "Llama 3 里共享节省上亿参数",
+    "共享输入输出表，Llama 3 省下数亿参数",
 )
 def tying_in_llama_3() -> Finding:
     tied = {n: _saving(preset(n)) for n in presets() if "llama-3" in n and preset(n).tie_embeddings}
@@ -127,7 +128,7 @@ def tying_in_llama_3() -> Finding:
     )
 
 
-@claim(40, "3.16M fp32 parameters are 12.05 MB", "316 万个 fp32 参数是 12.05 MB")
+@claim(40, "3.16M fp32 parameters are 12.05 MB", "316 万个 fp32 参数占 12.05 MB")
 def megabytes() -> Finding:
     size = 3_160_000 * 4
     mib, mb = size / 2**20, size / 1e6
@@ -157,6 +158,6 @@ def small_chinese_gpt() -> Finding:
         "both" if exact else "wrong",
         f"it depends on the vocabulary: {rest:,} + {row} V at its sizes: {shown} "
         f"({size:.2f} MiB); 3.16M and 3.37M are V near {rounded}",
-        f"取决于词表：按它的尺寸是 {rest:,} + {row} V：{shown_zh}（{size:.2f} MiB）；"
+        f"取决于词表：按其尺寸，参数量为 {rest:,} + {row} V：{shown_zh}（{size:.2f} MiB）；"
         f"316 万与 337 万对应 V 约 {rounded}",
     )
