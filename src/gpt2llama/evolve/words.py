@@ -156,9 +156,9 @@ WORDS: dict[str, Words] = {
         "seeds": "{n} 个种子",
         "summary": "共 {rungs}，每级 {seeds}，{match}。每次训练都按相同的顺序读 {data} 的 {tokens} "
         "个词元（{steps} 步）；测量的是 {bytes} 字节留出文本上的损失。",
-        "match_params": "参数量相差不超过 1%",
-        "match_flops": "训练计算量（FLOPs）相差不超过 1%",
-        "match_none": "大小未作匹配",
+        "match_params": "参数量对齐到 1% 以内",
+        "match_flops": "训练 FLOPs 对齐到 1% 以内",
+        "match_none": "大小未对齐",
         "overall": "从第一级到最后一级，每字节比特数由 {first} 变为 {last}（{change}）。",
         "verdicts": "{n} 处改动中，{parts}。",
         "count_helps": "{n} 处有益{names}",
@@ -179,17 +179,16 @@ WORDS: dict[str, Words] = {
         "versus": "对比 {previous}",
         "better": "← 更好",
         "worse": "更差 →",
-        "ladder": "每处改动带来什么",
+        "ladder": "每一处改动换来了什么",
         "ladder_text": "与{previous}相比，留出文本每字节比特数之差（越低越好），按种子配对：均值与 "
         "{confidence} 区间。",
         "before": "前一级",
         "before_or_named": "前一级（或注明的一级）",
         "ladder_axis": "每字节比特数之差",
         "effects": "主效应与交互作用",
-        "effects_text": "主效应：在其他改动的全部组合上取平均，有这处改动与没有时，留出文本每字节"
-        "比特数之差（越低越好）。交互作用 a × b：有 b 时 a 的效应比没有 b 时多出部分的一半；低于 "
-        "0，则两者合用胜过各自之和。各种子的均值与 {confidence} 区间；结论在这些效应之间作 Holm "
-        "校正。",
+        "effects_text": "主效应：有这处改动时留出文本的每字节比特数，减去没有时的，在其他改动的全部"
+        "组合上取平均（越低越好）。交互作用 a × b：a 的效应因有 b 而增加的量的一半；低于 0，则"
+        "两者合用胜过各自之和。给出各种子的均值与 {confidence} 区间；结论按全部效应作 Holm 校正。",
         "effect": "效应",
         "interval": "{confidence} 区间",
         "curves": "训练过程中的损失",
@@ -209,7 +208,7 @@ WORDS: dict[str, Words] = {
         "sizes": "大小与速度",
         "sizes_text": "横条表示占该列最大值的比例。点击表头可排序。",
         "everything": "全部数据",
-        "everything_text": "点击表头可排序，再点一次则反序。",
+        "everything_text": "点击表头可排序，再点一次则倒序。",
         "configs": "全部配置",
         "configs_text": "先列出与第一级不同的字段，再列出全部字段。",
         "field": "字段",
@@ -220,20 +219,21 @@ WORDS: dict[str, Words] = {
         "reading": "怎样读这份报告",
         "reading_pairs": "差值是配对的：同一个种子在两级中读数据的顺序相同，形状允许时初始权重也"
         "相同。r 是配对的相关系数；它越高，配对的好处越大。",
-        "reading_seeds": "区间覆盖的是种子，不是文本：它说的是换别的种子、同样的数据会得到什么，"
-        "而不是换一份语料会怎样。",
+        "reading_seeds": "区间涵盖的是别的种子，不是别的文本：它说的是数据不变、换了种子会得到什么"
+        "，而不是换一份语料会怎样。",
         "reading_holm": "结论经过 Holm 校正：所有各级合在一起，出现任何一个误判的概率不超过 "
         "{alpha}。因此区间可能不含零，而结论仍是“未见差异”。",
-        "reading_power": "“未见差异”不等于“没有差异”：它给出这么多种子在 80% 的实验中能显示出来的"
-        "最小差异。",
+        "reading_power": "“未见差异”不等于“没有差异”：它附带说明，这么多种子在 80% 的实验里能显示"
+        "出来的最小差异有多大。",
         "reading_diverged": "发散的种子会报告并计数，但不进入任何均值。",
-        "reading_size": "结果只对这个大小、这个预算和这份数据成立。更大的模型可能给出不同的排序。",
-        "pooled": "配对差的方差由各次比较合并估计（自由度 {df}{check}）。",
-        "not_pooled": "配对差的方差由每次比较各自估计（自由度 {df}{check}）。",
+        "reading_size": "结果只对这个大小、这个预算和这份数据成立。换成更大的模型，各处改动的"
+        "排序可能不同。",
+        "pooled": "配对差值的方差由各次比较合并估计（自由度 {df}{check}）。",
+        "not_pooled": "配对差值的方差由每次比较各自估计（自由度 {df}{check}）。",
         "check": "；方差齐性检验 p\u00a0=\u00a0{p}",
         "no_check": "；种子太少，未检验方差齐性",
         "no_interval": "没有区间：至少要有两级，以及两个在两级中都不发散的种子。",
-        "origin": "数据的来历",
+        "origin": "这份报告的来历",
         "command": "命令",
         "again": "由这条命令得出：",
         "machine": "机器",
@@ -264,13 +264,13 @@ WORDS: dict[str, Words] = {
         "parameters": "参数量",
         "flops_per_token": "训练 FLOPs / 词元",
         "kv_bytes_per_token": "KV 字节 / 词元",
-        "train_tokens_per_s": "训练 词元 / 秒",
-        "decode_tokens_per_s": "解码 词元 / 秒",
+        "train_tokens_per_s": "训练（词元 / 秒）",
+        "decode_tokens_per_s": "解码（词元 / 秒）",
         "peak_rss_bytes": "峰值内存（MiB）",
         "int8_bits_per_byte": "每字节比特数，int8",
         "int4_bits_per_byte": "每字节比特数，int4",
         "diverged": "发散的种子数",
-        "at_length": "奈特 / 词元，长 {n}",
+        "at_length": "奈特 / 词元，长度 {n}",
         "of_seed": "每字节比特数，种子 {n}",
     },
 }
