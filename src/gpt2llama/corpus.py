@@ -14,7 +14,7 @@ from .assets import fetch
 from .atomic import write_text
 from .data.documents import read_documents
 from .data.prepare import prepare
-from .errors import AssetError
+from .errors import AssetError, InputError
 from .tokenizer import train_bpe
 
 HELD_OUT = 0.1  # of the documents, the last: of sanguo 12 of 120 chapters
@@ -28,7 +28,8 @@ def prepare_corpus(
     """Makes corpus.jsonl and data/ in `folder`, unless they are there; returns the corpus's name.
 
     source: sanguo, or a file or folder of texts. The tokenizer sees nothing of what is held out.
-    Raises AssetError, FileError, DataError, TokenizerError.
+    Raises AssetError, FileError, DataError, TokenizerError, InputError for a folder that holds
+    another corpus.
     """
     path, data = folder / "corpus.jsonl", folder / "data"
     prose = files("gpt2llama.data").joinpath("prose.zh.txt").read_text(encoding="utf-8")
@@ -38,6 +39,13 @@ def prepare_corpus(
         write_text(path, "".join(line + "\n" for line in lines))
     with path.open(encoding="utf-8") as file:
         name = str(json.loads(file.readline())["corpus"])
+    same = (
+        name in ("sanguo", "prose")
+        if source == "sanguo"
+        else _own(source)[1] == corpus_texts(folder)
+    )
+    if not same:
+        raise InputError(f"{folder} holds work on another text than {source}; name another --out")
     if not data.exists():
         texts = corpus_texts(folder)
         learned = texts[: len(texts) - max(1, round(len(texts) * HELD_OUT))]

@@ -93,6 +93,7 @@ def test_training_decides_and_goes_on(run: Run, tiny: Path, tmp_path: Path) -> N
                "--tokens", 16_000, "--out", tmp_path / "runs")  # fmt: skip
     out, err = run(*command, "--dry-run")
     assert out == ""
+    assert json.loads(run(*command, "--dry-run", "--json")[0])["left"] == 14
     assert "14 different runs of 15,872 tokens, 14 of them left, about" in err
     assert not (tmp_path / "runs" / "runs").exists()
     out, err = run(*command, "--json")
@@ -102,13 +103,15 @@ def test_training_decides_and_goes_on(run: Run, tiny: Path, tmp_path: Path) -> N
     assert "learned undefined" in values["claims"][0]["figure"]
     assert values["training"]["steps"] == 31
     assert "14/14" in err
-    assert "holds runs on text.txt" in run(*command, "--data", "sanguo", code=1)[1]
+    assert "holds work on another text than sanguo" in run(*command, "--data", "sanguo", code=1)[1]
     again, err = run(*command, "--json")
     assert json.loads(again) == values
     assert "0 of them left" in err
     for language, chart in (("en", "long-context.svg"), ("zh", "long-context.zh.svg")):
         text, _ = run(*command, "--markdown", language)
-        assert f"gpt2llama claims --train --markdown {language}" in text
+        flags = f"--data {tiny} --tokens 16000 --seeds 2"
+        assert f"\ngpt2llama claims --train {flags} --markdown {language}\n" in text
+        assert f"`gpt2llama claims --train --number 13 {flags}`" in text
         assert "15,872" in text
         assert f"({chart})" in text
         assert ">YaRN</text>" in (tmp_path / "runs" / chart).read_text(encoding="utf-8")

@@ -15,9 +15,11 @@ from gpt2llama.evolve.measure import (
     bits_of_tokens,
     loss_by_position,
     measure,
+    positions,
     rescaled,
     round_weights,
     rounded_to,
+    windows_of,
 )
 from gpt2llama.model.config import ModelConfig
 from gpt2llama.model.transformer import Transformer
@@ -116,8 +118,14 @@ def test_rounded_models(tied: bool) -> None:
 
 def test_all_of_it(data: Path) -> None:
     tokens = TokenData.open(data)
-    found = measure(make(max_seq_len=8), tokens, 0, 8)
-    assert list(found["by_position"]) == ["8", "16", "32"]
+    texts = windows_of(tokens, (8, 16, 32), 0)
+    read = [torch.cat([batch.targets.flatten() for batch in text]) for text in texts.values()]
+    assert torch.equal(read[0], read[1])
+    assert torch.equal(read[0], read[2])
+    assert len(read[0]) == len(tokens.held_out) // 32 * 32
+    model = make(max_seq_len=8)
+    assert list(positions(model, texts)) == ["8", "16", "32"]
+    found = measure(model, texts[8])
     assert found["decode_tokens_per_s"] > 0
     assert abs(found["int8_nats_per_token_more"]) < abs(found["int4_nats_per_token_more"])
     assert bits_of_tokens(1.0, tokens) == pytest.approx(

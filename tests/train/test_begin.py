@@ -66,12 +66,28 @@ def test_it_resumes_to_the_bit(data: Path, base: Path, tmp_path: Path) -> None:
         train(replace(longer(data, base), begin=""), tmp_path / "parts", resume=True)
 
 
-@pytest.mark.parametrize("changes", [{"n_layers": 2}, {"d_ff": 32}, {"n_kv_heads": 2}])
+@pytest.mark.parametrize("changes", [{"n_layers": 2}, {"d_ff": 32}, {"norm": "layernorm"}])
 def test_weights_of_other_shapes_are_refused(
     data: Path, base: Path, tmp_path: Path, changes: dict[str, int]
 ) -> None:
     with pytest.raises(ConfigError, match=r"of shape .* the run's config wants"):
         train(replace(config(data, **changes), begin=str(base)), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("begun", "now"),
+    [
+        ({}, {"n_heads": 4, "n_kv_heads": 2}),
+        ({"tie_embeddings": "false"}, {"tie_embeddings": "true"}),
+    ],
+)
+def test_weights_that_would_mean_something_else_are_refused(
+    data: Path, tmp_path: Path, begun: dict[str, Any], now: dict[str, Any]
+) -> None:
+    """Of the same shapes, or with a head that would go into the tied table."""
+    train(config(data, steps=1, **begun), tmp_path / "base")
+    with pytest.raises(ConfigError, match=r"has \S+=\S+ and the run's config"):
+        train(replace(config(data, **now), begin=str(tmp_path / "base")), tmp_path / "run")
 
 
 def test_another_tokenizer_is_refused(base: Path, tmp_path: Path) -> None:

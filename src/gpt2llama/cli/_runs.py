@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 class RunLog:
-    """Called with each job and its result as they come, of `runs` different ones in all."""
+    """Called with each job and its result as they come: of `runs` different ones in all, `to_make`
+    that are not there yet."""
 
-    def __init__(self, folder: Path, runs: int) -> None:
-        self.folder, self.runs, self.seen, self.made = folder, runs, set[str](), 0
-        self.begun = time.time()
+    def __init__(self, folder: Path, runs: int, to_make: int) -> None:
+        self.folder, self.runs, self.to_make = folder, runs, to_make
+        self.seen, self.made, self.begun = set[str](), 0, time.time()
 
     def __call__(self, job: Job, result: dict[str, Any]) -> None:
         from ..evolve.sweep import TUNING_SEED
@@ -30,7 +31,7 @@ class RunLog:
         rate = f" at lr {job.run.train.lr:g}" if job.seed == TUNING_SEED else f", seed {job.seed}"
         written = (self.folder / "runs" / job.key / "result.json").stat().st_mtime
         self.made += written >= self.begun
-        left = self.runs - len(self.seen)
+        left = self.to_make - self.made
         if self.made and left > 0:
             what += f"; {time_of((time.time() - self.begun) / self.made * left)} left"
         tell(f"{len(self.seen)}/{self.runs} {job.rung}{rate}: {what}")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Done = list[tuple[Comparison, Trained]]  # what decides one claim
 
 app = typer.Typer(add_completion=False)
+TOKENS, SEEDS = 100_000, 5
 
 
 @app.command()
@@ -42,8 +43,8 @@ def claims(
     data: Annotated[
         str, typer.Option(help="With --train: sanguo, or a file or folder of text.")
     ] = "sanguo",
-    tokens: Annotated[int, typer.Option(min=1, help="With --train: of each run.")] = 100_000,
-    seeds: Annotated[int, typer.Option(help="With --train: runs of each model.")] = 5,
+    tokens: Annotated[int, typer.Option(min=1, help="With --train: of each run.")] = TOKENS,
+    seeds: Annotated[int, typer.Option(help="With --train: runs of each model.")] = SEEDS,
     jobs: Annotated[
         int, typer.Option(min=1, help="With --train: processes; threads are shared out.")
     ] = 1,
@@ -64,21 +65,36 @@ def claims(
     findings: dict[int, Finding] = {}
     training = None
     if train:
-        study, trained = _train(chosen, out, data, tokens, seeds, jobs, dry_run)
+        study, wanted, budget = _planned(chosen, out, data, tokens, seeds)
         if dry_run:
+            if json:
+                print_json(budget)
             return
+        told = RunLog(out, budget["runs"], budget["left"])
+        trained: dict[int, Done] = {}
+        for comparison in wanted:
+            found = study.run(comparison, jobs, told)
+            trained.setdefault(comparison.number, []).append((comparison, found))
         findings, training = _decided(study, trained)
+        # What makes these numbers again; threads and folders decide none.
+        asked = {
+            "--data": (data, "sanguo"),
+            "--tokens": (tokens, TOKENS),
+            "--seeds": (seeds, SEEDS),
+        }
+        flags = [f" {key} {value}" for key, (value, usual) in asked.items() if value != usual]
+        training = training._replace(flags="".join(flags))
     rows = [Row(claim, findings.get(claim.number) or claim.check()) for claim in chosen]
     if json:
         made = {"training": training._asdict()} if training else {}
-        print_json({"claims": [as_dict(row) for row in rows], **made})
+        print_json({"claims": [as_dict(row, training) for row in rows], **made})
     elif markdown is not None:
         print(page(rows, markdown, training), end="")
     elif sys.stdout.isatty():
-        Console().print(table(rows))
+        Console().print(table(rows, training))
     else:
         for row in rows:
-            print(*as_dict(row).values(), sep="\t")
+            print(*as_dict(row, training).values(), sep="\t")
 
 
 def _chosen(numbers: list[int]) -> list[Claim]:
@@ -89,16 +105,10 @@ def _chosen(numbers: list[int]) -> list[Claim]:
     return [by_number[number] for number in dict.fromkeys(numbers)] if numbers else list(CLAIMS)
 
 
-def _train(
-    chosen: list[Claim],
-    out: Path,
-    data: str,
-    tokens: int,
-    seeds: int,
-    processes: int,
-    dry_run: bool,
-) -> tuple[Study, dict[int, Done]]:
-    """The runs that decide the chosen claims, by claim; on a dry run none."""
+def _planned(
+    chosen: list[Claim], out: Path, data: str, tokens: int, seeds: int
+) -> tuple[Study, list[Comparison], dict[str, int]]:
+    """What decides the chosen claims, and what that costs, which it tells."""
     from ..evolve.claims.trained import COMPARISONS
     from ..evolve.claims.training import Study
 
@@ -112,15 +122,11 @@ def _train(
     for comparison in wanted:
         names, ours = ", ".join(comparison.variants), study.planned([comparison])
         tell(f"claim {comparison.number}: {comparison.baseline} against {names}: {len(ours)} runs")
-    about = f", about {time_of(study.seconds(left))} here" if left else ""
+    seconds = round(study.seconds(left)) if left else 0
+    about = f", about {time_of(seconds)} here" if left else ""
     tell(f"{len(jobs)} different runs of {study.tokens:,} tokens, {len(left)} of them left{about}")
-    trained: dict[int, Done] = {}
-    if not dry_run:
-        told = RunLog(out, len(jobs))
-        for comparison in wanted:
-            runs = study.run(comparison, processes, told)
-            trained.setdefault(comparison.number, []).append((comparison, runs))
-    return study, trained
+    budget = {"runs": len(jobs), "left": len(left), "tokens": study.tokens, "seconds": seconds}
+    return study, wanted, budget
 
 
 def _decided(study: Study, trained: dict[int, Done]) -> tuple[dict[int, Finding], Training]:

@@ -41,6 +41,7 @@ def evolve(
     from ..evolve.engines import engine_named
     from ..evolve.report import write_report
     from ..evolve.results import summarise
+    from ..evolve.run import result_of
     from ..evolve.sweep import Plan, Question, best_rates, make_plan, run_jobs
 
     chosen = engine_named(engine)
@@ -70,7 +71,8 @@ def evolve(
         return
     plan.write(out)
     tuning = plan.tuning(out)
-    talk = RunLog(out, len(tuning) + len(plan.rungs) * plan.question.seeds)
+    known = {job.key: job for job in tuning + plan.jobs(out)}.values()
+    talk = RunLog(out, len(known), sum(result_of(out, job) is None for job in known))
     tuned = run_jobs(out, tuning, jobs, talk, chosen)
     rates = best_rates([(job, tuned[job.key]) for job in tuning])
     todo = plan.jobs(out, rates)

@@ -6,7 +6,7 @@ import copy
 import math
 import sys
 import time
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -148,12 +148,18 @@ def bits_of_tokens(nats_per_token: float, data: TokenData) -> float:
     return nats_per_token / math.log(2) * len(data.held_out) / data.held_out_bytes
 
 
-def windows_of(data: TokenData, length: int, start_id: int | None) -> list[Batch]:
-    """The first TOKENS held-out tokens in whole windows: the same tokens at every length."""
-    count = max(1, min(TOKENS, len(data.held_out)) // length)
-    rows = max(1, AT_ONCE // length)
-    windows = held_out_windows(data.held_out[: count * length], length, start_id, rows)
-    return [batch for batch in islice(windows, count) if batch.ids.shape[1] == length]
+def windows_of(
+    data: TokenData, lengths: Sequence[int], start_id: int | None
+) -> dict[int, list[Batch]]:
+    """The first TOKENS held-out tokens in windows of each length: the same tokens for each, if
+    the longest is a multiple of the others."""
+    longest = max(lengths)
+    tokens = data.held_out[: min(TOKENS, len(data.held_out)) // longest * longest]
+    found = {}
+    for length in lengths:
+        batches = held_out_windows(tokens, length, start_id, max(1, AT_ONCE // length))
+        found[length] = [batch for batch in batches if batch.ids.shape[1] == length]  # whole ones
+    return found
 
 
 def _nats_per_token(model: Transformer, batches: list[Batch]) -> float:

@@ -97,10 +97,11 @@ def finish(folder: Path, job: Job, report: Report = lambda line: None) -> dict[s
         with RunFolder(place, resume=True) as run_folder:
             result = result_of(folder, job)  # another process may have been faster
             if result is None:
-                run_folder.write_text("config.toml", job.run.to_toml())
+                begin = str(place.parent / job.begin / "model") if job.begin else ""
+                run_folder.write_text("config.toml", replace(job.run, begin=begin).to_toml())
                 result = _train(job, run_folder, report)
+                shutil.rmtree(place / "checkpoints", ignore_errors=True)
                 write_text(place / "result.json", json.dumps(result), overwrite=True)
-        shutil.rmtree(place / "checkpoints", ignore_errors=True)
     return result
 
 
@@ -123,7 +124,7 @@ def _train(job: Job, folder: RunFolder, report: Report) -> dict[str, Any]:
     share = sum(int((batch.targets >= 0).sum()) for batch in watched) / len(data.held_out)
     reset_peak()
     model = new_model(run)
-    texts = {length: windows_of(data, length, tokenizer.bos_id) for length in job.lengths}
+    texts = windows_of(data, job.lengths, tokenizer.bos_id)
     result: dict[str, Any] = {"rung": job.rung, "seed": job.seed, "lr": run.train.lr}
     if job.begin:
         begun, _ = load(folder.path.parent / job.begin / "model")

@@ -54,8 +54,9 @@ WORDS: dict[str, Words] = {
         "effects": "Main effects and interactions",
         "effects_text": "Main effect: mean held-out bits per byte with the change less without it, "
         "over every combination of the others (lower is better). Interaction a × b: half of what "
-        "having b adds to the effect of a; below 0 the two do better together than apart. Mean "
-        "over seeds and {confidence} interval; verdicts are Holm-corrected over these effects.",
+        "having b adds to the effect of a; below 0 the two together gain more than the sum of what "
+        "each gains alone. Mean over seeds and {confidence} interval; verdicts are Holm-corrected "
+        "over these effects.",
         "effect": "effect",
         "interval": "{confidence} interval",
         "curves": "Loss while training",

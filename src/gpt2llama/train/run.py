@@ -95,15 +95,22 @@ def begin_with(model: Transformer, path: str, tokenizer: Tokenizer) -> None:
             f"{path} was trained with another tokenizer than the data was prepared with; prepare "
             f"it with --tokenizer {path}"
         )
-    ours, theirs = model.state_dict(), begun.state_dict()
-    for name in ours.keys() | theirs.keys():
-        shapes = [tuple(state[name].shape) if name in state else None for state in (theirs, ours)]
-        if shapes[0] != shapes[1]:
+    ours, theirs = model.config, begun.config
+    for field in ("n_heads", "kv_heads", "head_size", "tie_embeddings"):  # of one shape, read anew
+        if (has := getattr(theirs, field)) != (wants := getattr(ours, field)):
+            raise ConfigError(f"{path} has {field}={has} and the run's config {wants}; leave it")
+    shapes = [
+        {name: tuple(weight.shape) for name, weight in one.state_dict().items()}
+        for one in (begun, model)
+    ]
+    for name in sorted(shapes[0].keys() | shapes[1].keys()):
+        has, wants = (str(found.get(name, "none")) for found in shapes)
+        if has != wants:
             raise ConfigError(
-                f"{path} has {name} of shape {shapes[0]} and the run's config wants {shapes[1]}; "
-                "--set only what needs no weights, such as rope_scaling or dropout"
+                f"{path} has {name} of shape {has} and the run's config wants {wants}; --set only "
+                "what needs no weights, such as rope_scaling or dropout"
             )
-    model.load_state_dict(theirs)
+    model.load_state_dict(begun.state_dict())
 
 
 def draw_curve(folder: RunFolder) -> None:

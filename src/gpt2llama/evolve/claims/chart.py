@@ -21,15 +21,15 @@ _WORDS = {
         "before": "as trained",
         "after": "after {steps} steps at {longest} tokens",
         "axis": "position, tokens",
-        "ends": "learned: ends here",
+        "ends": "ends here: ",
     },
     "zh": {
         "title": "训练长度 {trained}，读到 {longest} 个词元",
-        "text": "留出文本各位置每词元的奈特数，{seeds} 个种子的平均。点线处是训练长度。",
+        "text": "留出文本各位置每词元的奈特数，{seeds} 个种子的平均。点线标出训练长度。",
         "before": "训练后直接读",
         "after": "再以 {longest} 个词元的长度训练 {steps} 步之后",
         "axis": "位置（词元）",
-        "ends": "learned 到此为止",
+        "ends": "到此为止：",
     },
 }
 _LEFT, _PANEL, _LABELS, _TOP, _BOTTOM = 44, 320, 110, 116, 400  # pixels
@@ -89,8 +89,9 @@ def _panel(
         out.append(f'<path d="{path}" fill="none" stroke="{color}" stroke-width="0.6"/>')
         out.append(f'<circle cx="{x.end + 12:.1f}" cy="{place:.1f}" r="3" fill="{color}"/>')
         out.append(svg.text(x.end + 18, place + 4, name, size=11))
-    if lines.keys() - ends.keys():
-        out.append(svg.text(x(trained) + 4, _TOP + 10, words["ends"], "soft", 10))
+    if short := [name for name, line in lines.items() if line and name not in ends]:
+        said = words["ends"] + ", ".join(short)
+        out.append(svg.text(x(trained) + 4, _TOP + 10, said, "soft", 10))
     return out
 
 

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from .. import stats
-from ..words import fixed, signed
+from ..words import WORDS, fixed, signed
 from .claim import Finding, Verdict
 from .trained import Comparison
 from .training import STRETCH, Result, Study, Trained
 
 Done = Sequence[tuple[Comparison, Trained]]  # those of one claim
 Said = tuple[str, str]  # in English, in Chinese
+BySeed = dict[int, float | None]  # None: the run diverged, or is beyond a learned table
 
-_VERDICTS: dict[str | None, Verdict] = {
+HOLDS = 0.02  # nats per token: a longer text that costs surely less is still read well
+_VERDICTS: dict[str, Verdict] = {
     "helps": "helps",
     "hurts": "hurts",
     "no difference shown": "no-difference-shown",
-}
-_WORST_FIRST = ("hurts", "no difference shown", "helps")
-_VERDICT_ZH = {
-    "helps": "有益",
-    "hurts": "有害",
-    "no difference shown": "未见差异",
-    "not comparable": "无法比较",
 }
 
 
@@ -36,8 +32,8 @@ def decide(number: int, done: Done, study: Study) -> Finding:
 
 def _by_loss(done: Done, study: Study) -> Finding:
     """The claim's subjects are the variants; its verdict is the worst of theirs."""
-    found = [(to, one) for to, one in _against_baseline(done)]
-    return _finding(found, [_versus(one, to) for to, one in found])
+    found = _against_baseline(done)
+    return Finding(_worst(found), *_joined(_versus(one, to) for to, one in found))
 
 
 def _by_perplexity(done: Done, study: Study) -> Finding:
@@ -65,129 +61,142 @@ def _in_percent(done: Done, what: Said, share: Callable[[float, float], float]) 
             en += f": {what[0]} {at}% ({low}% to {high}%)"
             zh += f"：{what[1]} {at}%（{low}% 至 {high}%）"
         said.append((en, zh))
-    return _finding(found, said)
+    return Finding(_worst(found), *_joined(said))
 
 
 def _by_depth(done: Done, study: Study) -> Finding:
-    """Pre against post at two depths: 2² runs, whose interaction is half of what depth adds."""
-    by_levels: dict[tuple[int, ...], dict[int, float | None]] = {}
-    found, swings = _against_baseline(done), []
+    """Pre against post, shallow and deep: the claim is that it helps, and more where deep."""
+    found = _against_baseline(done)
+    by_levels: dict[tuple[int, ...], BySeed] = {}
+    rates, rates_zh, depths = [], [], []
     for deep, (comparison, trained) in enumerate(done):
+        depths.append(comparison.configs()[comparison.baseline].n_layers)
         for pre, name in enumerate([comparison.baseline, *comparison.variants]):
             by_levels[deep, pre] = _bits(trained.runs[name])
-            swings.append(f"{name} {_swing(trained.tuned[name])}")
-    said = [_versus(one, to) for to, one in found]
+            (best,) = {run["lr"] for run in trained.runs[name]}
+            lost = sum(run["diverged"] for run in [*trained.runs[name], *trained.tuned[name]])
+            swing = _swing(trained.tuned[name])
+            rates.append(f"{name}: {best:g}, {swing}, {lost}")
+            rates_zh.append(f"{name}：{best:g}、{swing}、{lost}")
     *_, more = stats.factorial(by_levels, ["depth", "pre-norm"]).comparisons
-    rates = done[0][0].learning_rates
-    ends = f"{min(rates):g}–{max(rates):g}"
+    said = [_versus(one, to) for to, one in found]
     if more.difference is not None and more.low is not None and more.high is not None:
+        # An interaction is half of what the depth adds to the difference.
         numbers = [signed(2 * value) for value in (more.difference, more.low, more.high)]
-        en, zh = "depth adds {} ({} to {})", "加深另带来 {}（{} 至 {}）"
-        said.append((en.format(*numbers), zh.format(*numbers)))
-    said.append(
-        (
-            f"worst less best of the learning rates {ends}, one seed: {', '.join(swings)}",
-            f"学习率 {ends} 中最差与最好之差（一个种子）：{'、'.join(swings)}",
-        )
+        en = "from {} to {} layers the difference changes by {} ({} to {})"
+        zh = "从 {} 层到 {} 层，差值变化 {}（{} 至 {}）"
+        said.append((en.format(*depths, *numbers), zh.format(*depths, *numbers)))
+    en, zh = _joined(said)
+    verdict = _worst(found)
+    helps = [one.verdict == "helps" for _, one in found]
+    if verdict != "not-measured" and any(helps):
+        deeper = more.high is not None and more.high < 0
+        verdict = "true" if all(helps) and deeper else "wrong-in-part"
+    return Finding(
+        verdict,
+        f"{en}; best of the learning rates, worst less best of them (one seed), and diverged "
+        f"runs: {'; '.join(rates)}",
+        f"{zh}；各模型的最佳学习率、各学习率中最差与最好之差（一个种子）、发散的次数："
+        f"{'；'.join(rates_zh)}",
     )
-    verdicts = {one.verdict for _, one in found}
-    if verdicts == {"helps"}:
-        deeper = more.verdict == "helps"
-        return Finding("true" if deeper else "wrong-in-part", *_joined(said))
-    if "helps" in verdicts:
-        return Finding("wrong-in-part", *_joined(said))
-    return _finding(found, said)
 
 
 def _swing(tuned: Iterable[Result]) -> str:
-    bits = [result["bits_per_byte"] for result in tuned]
-    known = [value for value in bits if value is not None]
-    if not known:
-        return "–"
-    lost = f" (+{len(bits) - len(known)} ∞)" if len(known) < len(bits) else ""
-    return fixed(max(known) - min(known)) + lost
+    bits = [run["bits_per_byte"] for run in tuned if run["bits_per_byte"] is not None]
+    return fixed(max(bits) - min(bits) if bits else None)
 
 
 def _by_extrapolation(done: Done, study: Study) -> Finding:
-    """The same text read in windows of twice the trained length rather than of it."""
+    """What lies behind the trained length in a text of twice that, against the same tokens in
+    texts of the trained length: windows begin alike, so that the first halves are equal."""
     ((comparison, trained),) = done
     short, long = study.seq_len, 2 * study.seq_len
-    read = {
-        f"{name} {length}": _nats(trained.runs[name], "by_position", length)
+    read: dict[str, BySeed] = {}
+    for name in comparison.configs():
+        for length in (short, long):
+            whole = _nats(trained.runs[name], "by_position", length)
+            behind = long / (long - short)  # tokens in all for one behind the trained length
+            read[f"{name} {length}"] = {s: v if v is None else behind * v for s, v in whole.items()}
+    undefined = [
+        name
         for name in comparison.configs()
-        for length in (short, long)
-    }
-    reachable = [n for n in comparison.configs() if any(_known(read[f"{n} {long}"]))]
-    undefined = [n for n in comparison.configs() if n not in reachable]
-    pairs = [(f"{name} {long}", f"{name} {short}") for name in reachable]
-    found = dict(zip(reachable, stats.compare(read, pairs).comparisons, strict=True))
+        if _any(read[f"{name} {short}"]) and not _any(read[f"{name} {long}"])
+    ]
+    names = [name for name in comparison.configs() if name not in undefined]
+    pairs = [(f"{name} {long}", f"{name} {short}") for name in names]
+    found = dict(zip(names, stats.compare(read, pairs).comparisons, strict=True))
     said = [_nats_more(name, one) for name, one in found.items()]
     said += [(f"{name} undefined", f"{name} 无定义") for name in undefined]
     en, zh = _joined(said)
-    breaks = {name: one.verdict == "hurts" for name, one in found.items()}
-    verdict: Verdict = "wrong-in-part" if breaks["rope"] == breaks["sinusoidal"] else "true"
-    if breaks["rope"]:
-        verdict = "wrong"
+    rope, sinusoidal = _holds(found.get("rope")), _holds(found.get("sinusoidal"))
+    verdict: Verdict = "true" if rope else "wrong"
+    if rope is None or sinusoidal is None:
+        verdict = _unknown([found.get("rope"), found.get("sinusoidal")])
+    elif rope and sinusoidal:
+        verdict = "wrong-in-part"
     return Finding(
         verdict,
-        f"nats per token more when the same text is read {long} at a time, not {short}: {en}",
-        f"同一文本每次读 {long} 而不是 {short} 个词元时，每词元多出的奈特数：{zh}",
+        f"nats per token more at positions {short + 1} to {long} than for the same tokens read "
+        f"{short} at a time (surely less than {HOLDS} holds): {en}",
+        f"位置 {short + 1} 至 {long} 上每词元的损失，比同样的词元每次只读 {short} 个时高出的奈特数"
+        f"（必定小于 {HOLDS} 算成立）：{zh}",
     )
 
 
 def _by_stretching(done: Done, study: Study) -> Finding:
     """Each scaling's reading beyond the trained length against plain RoPE's at that length."""
     ((comparison, trained),) = done
-    n = study.seq_len
-    twice, most, tuned = 2 * n, STRETCH * n, f"tuned {STRETCH * n}"
-    read = {"reference": _nats(trained.runs[comparison.baseline], "by_position_before", n)}
-    for name, runs in trained.runs.items():
-        for length in (twice, most):
-            read[f"{name} {length}"] = _nats(runs, "by_position_before", length)
-        read[f"{name} {tuned}"] = _nats(runs, "by_position", most)
-    names = [name for name in read if name != "reference"]
-    compared = stats.compare(read, [(name, "reference") for name in names]).comparisons
-    found = dict(zip(names, compared, strict=True))
-    steps = study.stretched_train.steps
+    n, names = study.seq_len, list(trained.runs)
+    if comparison.baseline not in names:
+        return Finding("not-measured", "every run diverged", "所有训练都发散了")
+    reference = _nats(trained.runs[comparison.baseline], "by_position_before", n)
+
+    def against(key: str, length: int) -> dict[str, stats.Comparison]:
+        read = {name: _nats(runs, key, length) for name, runs in trained.runs.items()}
+        read["reference"] = reference
+        compared = stats.compare(read, [(name, "reference") for name in names]).comparisons
+        return dict(zip(names, compared, strict=True))
+
+    twice, most = 2 * n, STRETCH * n
+    near, far = against("by_position_before", twice), against("by_position_before", most)
+    tuned, steps = against("by_position", most), study.stretched_train.steps
     said = []
-    for name in trained.runs:
-        en, zh = _nats_more(name, found[f"{name} {twice}"])
-        far, after = (signed(found[f"{name} {at}"].difference, 3) for at in (most, tuned))
-        said.append((f"{en}, {far} at {most}, {after} after the tune",
-                     f"{zh}，{most} 时 {far}，微调后 {after}"))  # fmt: skip
+    for name in names:
+        en, zh = _nats_more(name, near[name])
+        untrained, after = (signed(at[name].difference, 3) for at in (far, tuned))
+        said.append((f"{en}, {untrained} at {most}, {after} after the tune",
+                     f"{zh}，{most} 时 {untrained}，微调后 {after}"))  # fmt: skip
     en, zh = _joined(said)
-    reaches = {name: found[f"{name} {twice}"].verdict != "hurts" for name in trained.runs}
-    kept = [reaches[name] for name in ("theta × 4", "PI", "YaRN")]
-    verdict: Verdict = "true" if all(kept) else "wrong-in-part" if any(kept) else "wrong"
-    if all(reaches.values()):  # plain RoPE among them: here is nothing that a scaling mends
+    plain, *claimed = (_holds(near.get(name)) for name in ("rope", "theta × 4", "PI", "YaRN"))
+    verdict: Verdict = "true" if all(claimed) else "wrong-in-part" if any(claimed) else "wrong"
+    if plain is None or None in claimed:
+        verdict = _unknown(near.values())
+    elif plain and all(claimed):  # here is nothing that a scaling mends
         verdict = "no-difference-shown"
     return Finding(
         verdict,
-        f"nats per token more, untrained, at {twice} tokens than RoPE's at the trained {n} (then "
-        f"at {most}, and there after {steps} steps at that length): {en}",
-        f"不训练、读 {twice} 个词元时，比 RoPE 在训练长度 {n} 上每词元多出的奈特数（其后依次是读 "
-        f"{most} 个词元时，以及在该长度上微调 {steps} 步之后）：{zh}",
+        f"nats per token more, untrained, at {twice} tokens than RoPE's at the trained {n} "
+        f"(surely less than {HOLDS} holds), then at {most}, and there after {steps} steps at "
+        f"that length: {en}",
+        f"每词元的损失比 RoPE 在训练长度 {n} 上高出的奈特数：不训练、读 {twice} 个词元时"
+        f"（必定小于 {HOLDS} 算成立），其后依次是读 {most} 个词元时，以及在该长度上微调 "
+        f"{steps} 步之后：{zh}",
     )
 
 
 def _by_ladder(done: Done, study: Study) -> Finding:
-    """Each rung against the one before: a change that can be seen at this size refutes it."""
+    """Each rung against the one before: a gain that is seen at this size refutes the claim."""
     ((comparison, trained),) = done
     names = list(comparison.configs())
     scores = {name: _bits(trained.runs[name]) for name in names}
-    compared = stats.compare(scores, list(zip(names[1:], names[:-1], strict=True))).comparisons
-    said = [
-        (f"{one.name} {signed(one.difference)} {one.verdict}",
-         f"{one.name} {signed(one.difference)} {_VERDICT_ZH.get(one.verdict or '', '–')}")
-        for one in compared
-    ]  # fmt: skip
-    seen = any(one.verdict in ("helps", "hurts") for one in compared)
-    en, zh = _joined(said)
-    return Finding(
-        "wrong" if seen else "no-difference-shown",
-        f"each rung against the one before, bits per byte: {en}",
-        f"每一级与前一级之差（每字节比特数）：{zh}",
-    )
+    before = names[:-1]
+    compared = stats.compare(scores, list(zip(names[1:], before, strict=True))).comparisons
+    found = list(zip(before, compared, strict=True))
+    gains = [one.verdict == "helps" for one in compared]
+    verdict = _worst(found)
+    if verdict != "not-measured":
+        verdict = "wrong" if all(gains) else "wrong-in-part" if any(gains) else verdict
+    return Finding(verdict, *_joined(_versus(one, to) for to, one in found))
 
 
 _DECIDE: dict[int, Callable[[Done, Study], Finding]] = {
@@ -201,51 +210,72 @@ _DECIDE: dict[int, Callable[[Done, Study], Finding]] = {
 
 
 def _against_baseline(done: Done) -> list[tuple[str, stats.Comparison]]:
-    """(baseline, variant less baseline) of each; two comparisons of the same models count once."""
-    found, seen = [], []
-    for comparison, trained in done:
+    """(baseline, variant less baseline) of each, corrected together; two comparisons of the same
+    models count once."""
+    scores: dict[str, BySeed] = {}
+    pairs, names, seen = [], [], []
+    for i, (comparison, trained) in enumerate(done):
         if comparison.trained() in seen:
             continue
         seen.append(comparison.trained())
-        scores = {name: _bits(runs) for name, runs in trained.runs.items()}
-        pairs = [(name, comparison.baseline) for name in comparison.variants]
-        found += [(comparison.baseline, one) for one in stats.compare(scores, pairs).comparisons]
-    return found
+        scores |= {f"{i} {name}": _bits(runs) for name, runs in trained.runs.items()}
+        pairs += [(f"{i} {name}", f"{i} {comparison.baseline}") for name in comparison.variants]
+        names += [(comparison.baseline, name) for name in comparison.variants]
+    compared = stats.compare(scores, pairs).comparisons
+    return [(to, replace(one, name=name)) for (to, name), one in zip(names, compared, strict=True)]
 
 
-def _finding(found: Sequence[tuple[str, stats.Comparison]], said: Sequence[Said]) -> Finding:
-    verdicts = [one.verdict for _, one in found]
-    worst = next((v for v in _WORST_FIRST if v in verdicts), None)
-    return Finding(_VERDICTS.get(worst, "not-measured"), *_joined(said))
+def _worst(found: Sequence[tuple[str, stats.Comparison]]) -> Verdict:
+    verdicts = [_VERDICTS.get(one.verdict or "", "not-measured") for _, one in found]
+    order: tuple[Verdict, ...] = ("hurts", "not-measured", "no-difference-shown", "helps")
+    return min(verdicts, key=order.index)
 
 
-def _bits(runs: Iterable[Result]) -> dict[int, float | None]:
+def _holds(one: stats.Comparison | None) -> bool | None:
+    """None: the interval leaves it open, or there is none."""
+    if one is None or one.high is None:
+        return None
+    if one.high < HOLDS:
+        return True
+    return False if one.verdict == "hurts" else None
+
+
+def _unknown(found: Iterable[stats.Comparison | None]) -> Verdict:
+    measured = all(one is not None and one.high is not None for one in found)
+    return "no-difference-shown" if measured else "not-measured"
+
+
+def _bits(runs: Iterable[Result]) -> BySeed:
     return {run["seed"]: run["bits_per_byte"] for run in runs}
 
 
-def _nats(runs: Iterable[Result], key: str, length: int) -> dict[int, float | None]:
-    """The mean over the window, by seed; None: diverged, or beyond a learned table."""
+def _nats(runs: Iterable[Result], key: str, length: int) -> BySeed:
+    """The mean over windows of `length` tokens."""
     parts = {run["seed"]: (run.get(key) or {}).get(str(length)) for run in runs}
     return {seed: fmean(part) if part else None for seed, part in parts.items()}
 
 
-def _known(by_seed: dict[int, float | None]) -> list[bool]:
-    return [value is not None for value in by_seed.values()]
+def _any(by_seed: Mapping[int, float | None]) -> bool:
+    return any(value is not None for value in by_seed.values())
 
 
 def _versus(one: stats.Comparison, to: str) -> Said:
     if one.difference is None or one.low is None:
         return (
-            f"{one.name} against {to}: not comparable, {one.seeds} seeds of both are whole",
+            f"{one.name} against {to}: not comparable, {one.seeds} seeds diverged in neither",
             f"{one.name} 对 {to}：无法比较，两者都未发散的种子有 {one.seeds} 个",
         )
     at, low, high = signed(one.difference), signed(one.low), signed(one.high)
     en = f"{one.name} against {to} {at} bits per byte ({low} to {high})"
     zh = f"{one.name} 对 {to}：每字节比特数相差 {at}（{low} 至 {high}）"
-    if one.verdict == "no difference shown":
+    said = one.verdict or ""
+    if said == "no difference shown":
         least = fixed(one.detectable)
-        en += f", {one.seeds} seeds could show {least}"
-        zh += f"，{one.seeds} 个种子可测出 {least}"
+        en += f", {said}; {one.seeds} seeds could detect ≥ {least} (80% power, uncorrected)"
+        zh += f"，{WORDS['zh'][said]}；{one.seeds} 个种子可测出 ≥ {least}（功效 80%，未校正）"
+    else:
+        en += f", {said}"
+        zh += f"，{WORDS['zh'][said]}"
     return en, zh
 
 
@@ -254,5 +284,6 @@ def _nats_more(name: str, one: stats.Comparison) -> Said:
     return f"{name} {at} ({low} to {high})", f"{name} {at}（{low} 至 {high}）"
 
 
-def _joined(said: Sequence[Said]) -> Said:
-    return "; ".join(en for en, _ in said), "；".join(zh for _, zh in said)
+def _joined(said: Iterable[Said]) -> Said:
+    both = list(said)
+    return "; ".join(en for en, _ in both), "；".join(zh for _, zh in both)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...corpus import prepare_corpus
 from ...data.batches import TokenData
-from ...errors import InputError
+from ...errors import DataError, InputError
 from ...model.config import ModelConfig
 from ...model.presets import preset
 from ...plan import flops_per_token
@@ -61,9 +61,13 @@ class Study:
             raise InputError(f"--seeds {seeds}: an interval needs 2 at least, and 5 to be useful")
         folder.mkdir(parents=True, exist_ok=True)
         corpus = prepare_corpus(folder, source, cfg.vocab_size, say)
-        if corpus not in (("sanguo", "prose") if source == "sanguo" else (Path(source).name,)):
-            raise InputError(f"{folder} holds runs on {corpus}; name another --out for {source}")
         data = TokenData.open(folder / "data")
+        least = 4 * STRETCH * cfg.max_seq_len
+        if len(data.held_out) < least:
+            raise DataError(
+                f"{source} is too small: it holds out {len(data.held_out):,} tokens and "
+                f"{least:,} are needed; give more text"
+            )
         train = train.replace(steps=steps, eval_every=max(1, steps // 8), checkpoint_every=40)
         return cls(
             folder=folder,
@@ -144,14 +148,17 @@ class Study:
         ]
 
     def planned(self, comparisons: Sequence[Comparison]) -> list[Job]:
-        """All different runs, for a budget: at the first of the learning rates to choose from."""
+        """All different runs, for a budget: at the best learning rate so far, or the first."""
         jobs = []
         for comparison in comparisons:
+            tuning = self.tuning(comparison)
+            there = [(job, found) for job in tuning if (found := result_of(self.folder, job))]
             first = dict.fromkeys(comparison.trained(), comparison.learning_rates[:1])
             rates = {name: lr for name, lrs in first.items() for lr in lrs}
-            jobs += self.tuning(comparison)
-            jobs += (own := self.jobs(comparison, rates))
-            jobs += self.stretched(comparison, own) if comparison.without_training else []
+            own = self.jobs(comparison, rates | best_rates(there))
+            jobs += tuning + own
+            if comparison.without_training:
+                jobs += self.stretched(comparison, own)
         return list({job.key: job for job in jobs}.values())
 
     def left(self, jobs: Iterable[Job]) -> list[Job]:
