@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -369,19 +370,20 @@ def test_a_folder_in_use_is_refused(saved: Path, tmp_path: Path) -> None:
     load(tmp_path / "empty")
 
 
-@pytest.fixture
+@contextmanager
 def small_disk() -> Iterator[None]:
-    """No file may grow beyond 8 kB."""
+    """No file may grow beyond 8 kB. Not a fixture: pytest's own log may be such a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("small_disk")
 @pytest.mark.parametrize("format", ["gpt2llama", "hf"])
 def test_full_disk_leaves_nothing_behind(format: str, tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"cannot write .*out.*too large"):
+    with small_disk(), pytest.raises(FileError, match=r"cannot write .*out.*too large"):
         save(make(), None, tmp_path / "new" / "out", format)
     assert not list((tmp_path / "new").iterdir())
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -415,17 +416,19 @@ def test_a_file_is_not_replaced(saved: Path) -> None:
         gguf.write_model(saved.with_name("new"), make(CFG), None, "Q9")
 
 
-@pytest.fixture
+@contextmanager
 def small_disk() -> Iterator[None]:
+    """No file may grow beyond 8 kB. Not a fixture: pytest's own log may be such a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("small_disk")
 def test_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"cannot write .*out\.gguf.*too large"):
+    with small_disk(), pytest.raises(FileError, match=r"cannot write .*out\.gguf.*too large"):
         save(make(CFG), None, tmp_path / "out.gguf", format="gguf")
     assert not list(tmp_path.iterdir())
 
