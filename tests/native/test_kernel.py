@@ -135,10 +135,10 @@ def test_greedy_text_of_256_steps() -> None:
 @pytest.mark.parametrize(
     ("ids", "keep", "named"),
     [
-        (torch.zeros(2, MAX_TOKENS, dtype=torch.long), 1, "1 to 32 ids"),
+        (torch.zeros(2, MAX_TOKENS, dtype=torch.long), 1, "1 to 64 ids"),
         (torch.zeros(1, 2, dtype=torch.long), 1, "of the cache's rows"),
-        (torch.zeros(2, 0, dtype=torch.long), 1, "1 to 32 ids"),
-        (torch.zeros(2, 2, dtype=torch.long), 3, "1 to 32 ids"),
+        (torch.zeros(2, 0, dtype=torch.long), 1, "1 to 64 ids"),
+        (torch.zeros(2, 2, dtype=torch.long), 3, "1 to 64 ids"),
         (torch.zeros(2, 8, dtype=torch.long), 1, "cache holds 7 tokens"),
         (torch.full((2, 1), VOCAB), 1, f"from 0 to {VOCAB - 1}"),
         (torch.full((2, 1), -1), 1, f"from 0 to {VOCAB - 1}"),

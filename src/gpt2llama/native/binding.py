@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
+from ..quant.linear import QuantEmbedding, QuantLinear
 from .build import CannotBuild, library
 
-MAX_TOKENS = 32  # in a step, over all rows; matrix products of more are PyTorch's
+MAX_TOKENS = 64  # in a step, over all rows
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _INT8, _INT4 = 2, 3
 _ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
@@ -218,6 +219,10 @@ class NativeDecoder:
         return layer
 
     def _matrix(self, module: nn.Module) -> _Matrix:
+        if type(module) is QuantEmbedding:
+            return self._matrix(module.table)
+        if type(module) is QuantLinear and not hooked(module):
+            return self._quantised(module)
         if type(module) not in (nn.Linear, nn.Embedding) or hooked(module):
             raise _Declined(f"it has a {type(module).__name__} of its own")
         weight: Any = module.weight
@@ -234,6 +239,26 @@ class NativeDecoder:
             rows=rows,
             cols=cols,
             kind=_KINDS[weight.dtype],
+        )
+
+    def _quantised(self, module: QuantLinear) -> _Matrix:
+        scheme, address = module.scheme, None
+        if module.words.device.type != "cpu":
+            raise _Declined(f"its weights are on {module.words.device.type}")
+        self._kept += [module.words, module.scale]
+        if module.minimum is not None:
+            self._kept.append(module.minimum)
+            address = module.minimum.data_ptr()
+        return _Matrix(
+            weight=module.words.data_ptr(),
+            scale=module.scale.data_ptr(),
+            minimum=address,
+            bias=None if module.bias is None else self._floats(module.bias),
+            rows=module.out_features,
+            cols=module.in_features,
+            group=scheme.group or module.in_features,
+            kind=_INT8 if scheme.bits == 8 else _INT4,
+            rounded=scheme.activations == "int8",
         )
 
     def _norm(self, module: nn.Module) -> _Norm:

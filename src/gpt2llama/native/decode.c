@@ -114,6 +114,8 @@ INLINE vf load(int kind, const void *p, int64_t i) {
     return __builtin_convertvector(widen8((const int8_t *)p + i), vf);
 }
 
+INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 ? 2 : 1; }
+
 INLINE float load1(int kind, const void *p, int64_t i) {
     if (kind == F32)
         return ((const float *)p)[i];
@@ -131,10 +133,12 @@ INLINE vf choose(vi yes, vf a, vf b) { return (vf)((yes & (vi)a) | (~yes & (vi)b
 INLINE vf largest(vf a, vf b) { return choose(a > b, a, b); }
 
 INLINE float sum(vf x) {
-    float total = 0;
-    for (int i = 0; i < LANES; i++)
-        total += x[i];
-    return total;
+    float a[LANES];
+    memcpy(a, &x, sizeof a);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            a[i] += a[i + half];
+    return a[0];
 }
 
 INLINE vf nearest(vf x) { // to an integer, halves to even, |x| < 2^22
@@ -231,16 +235,16 @@ INLINE vi nibbles_total(vi d) { return d; }
 
 // What a matrix multiplies: n rows of floats and, for tiles, their blocks of 32.
 typedef struct {
-    const float *x;      // (n, cols)
-    int8_t *q;           // (n, cols), rounded
-    float *scale;        // (n, cols / 32), of the rounded ones
-    float *total;        // (n, cols / 32), sums of what is multiplied
-    int32_t *sum;        // (n, cols / 32), sums of q
-    int64_t cols;
+    const float *x; // (n, cols)
+    int8_t *q;      // (n, cols), rounded
+    float *scale;   // (n, cols / 32), of the rounded ones
+    float *total;   // (n, cols / 32), sums of what is multiplied
+    int32_t *sum;   // (n, cols / 32), sums of q
+    float *wide;    // (cols), room for a row of bf16 weights
 } Inputs;
 
 static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n) {
-    in->x = x, in->cols = m->cols;
+    in->x = x;
     const int tiled = m->kind == INT8 || m->kind == INT4;
     for (int64_t b = 0; tiled && b < n * m->cols / BLOCK; b++) {
         vf size = {0}, total = {0};
@@ -282,27 +286,27 @@ INLINE void ask_ahead(const void *p, int64_t bytes) {
         __builtin_prefetch((const char *)p + AHEAD + b);
 }
 
-// One row of floats times `cols` inputs; `chains` sums at once hide the additions' latency.
-INLINE void dense(int kind, int chains, int cols, const Matrix *m, int64_t row, const Inputs *in,
-                  int64_t at, float *y, int64_t stride) {
-    const int64_t k = m->cols, bytes = kind == F32 ? 4 : 2;
-    const char *w = (const char *)m->weight + row * k * bytes;
-    const float *x = in->x + at * k;
+// One row of k numbers times `cols` inputs; `chains` sums at once hide the additions' latency.
+INLINE void dense(int kind, int chains, int cols, const void *w, int64_t k, const float *x,
+                  int64_t x_stride, float *y, int64_t y_stride) {
     vf total[4][4] = {0};
     int64_t i = 0;
     for (; i + chains * LANES <= k; i += chains * LANES) {
-        ask_ahead(w + i * bytes, chains * LANES * bytes);
+        ask_ahead((const char *)w + i * size_of(kind), chains * LANES * size_of(kind));
         for (int a = 0; a < chains; a++) {
             vf v = load(kind, w, i + a * LANES);
             for (int c = 0; c < cols; c++)
-                total[a][c] += v * load(F32, x + c * k, i + a * LANES);
+                total[a][c] += v * load(F32, x + c * x_stride, i + a * LANES);
         }
     }
+    for (; i + LANES <= k; i += LANES)
+        for (int c = 0; c < cols; c++)
+            total[0][c] += load(kind, w, i) * load(F32, x + c * x_stride, i);
     for (int c = 0; c < cols; c++) {
-        float rest = 0;
+        float rest = sum(total[0][c] + total[1][c] + total[2][c] + total[3][c]);
         for (int64_t j = i; j < k; j++)
-            rest += load1(kind, w, j) * x[c * k + j];
-        y[(at + c) * stride + row] = sum(total[0][c] + total[1][c] + total[2][c] + total[3][c]) + rest;
+            rest += load1(kind, w, j) * x[c * x_stride + j];
+        y[c * y_stride] = rest;
     }
 }
 
@@ -384,21 +388,34 @@ INLINE void tile(int kind, int rounded, int cols, const Matrix *m, int64_t row, 
             y[(at + c) * stride + row + r] = y16[c][r / LANES][r % LANES];
 }
 
-INLINE void blocks(int kind, int rounded, const Matrix *m, const Inputs *in, int64_t n, int64_t lo,
-                   int64_t hi, float *y, int64_t stride) {
-    const int tiled = kind == INT8 || kind == INT4;
-    for (int64_t row = lo; row < hi; row += tiled ? TILE : 1)
-        for (int64_t at = 0; at < n; at += n - at >= 4 ? 4 : 1) {
-            const int four = n - at >= 4;
-            if (tiled && four)
-                tile(kind, rounded, 4, m, row, in, at, y, stride);
-            else if (tiled)
-                tile(kind, rounded, 1, m, row, in, at, y, stride);
-            else if (four)
-                dense(kind, 2, 4, m, row, in, at, y, stride);
-            else
-                dense(kind, 4, 1, m, row, in, at, y, stride);
+INLINE void tiles(int kind, int rounded, const Matrix *m, const Inputs *in, int64_t n, int64_t lo,
+                  int64_t hi, float *y, int64_t stride) {
+    for (int64_t row = lo; row < hi; row += TILE) {
+        int64_t at = 0;
+        for (; at + 4 <= n; at += 4)
+            tile(kind, rounded, 4, m, row, in, at, y, stride);
+        for (; at < n; at++)
+            tile(kind, rounded, 1, m, row, in, at, y, stride);
+    }
+}
+
+INLINE void rows(int kind, const Matrix *m, const Inputs *in, int64_t n, int64_t lo, int64_t hi,
+                 float *y, int64_t stride) {
+    const int64_t k = m->cols;
+    for (int64_t row = lo; row < hi; row++) {
+        const char *w = (const char *)m->weight + row * k * size_of(kind);
+        int64_t at = 0;
+        if (kind == BF16 && n >= 8) { // widened once for all inputs
+            for (int64_t i = 0; i < k; i++)
+                in->wide[i] = load1(BF16, w, i);
+            for (; at + 4 <= n; at += 4)
+                dense(F32, 2, 4, in->wide, k, in->x + at * k, k, y + at * stride + row, stride);
         }
+        for (; at + 4 <= n; at += 4)
+            dense(kind, 2, 4, w, k, in->x + at * k, k, y + at * stride + row, stride);
+        for (; at < n; at++)
+            dense(kind, 4, 1, w, k, in->x + at * k, k, y + at * stride + row, stride);
+    }
 }
 
 // y[i][r] = rows lo to hi of the matrix times input i, and the bias. y is (n, stride).
@@ -406,22 +423,22 @@ static void multiply(const Matrix *m, const Inputs *in, int64_t n, int64_t lo, i
                      int64_t stride) {
     switch (m->kind * 2 + m->rounded) {
     case F32 * 2:
-        blocks(F32, 0, m, in, n, lo, hi, y, stride);
+        rows(F32, m, in, n, lo, hi, y, stride);
         break;
     case BF16 * 2:
-        blocks(BF16, 0, m, in, n, lo, hi, y, stride);
+        rows(BF16, m, in, n, lo, hi, y, stride);
         break;
     case INT8 * 2:
-        blocks(INT8, 0, m, in, n, lo, hi, y, stride);
+        tiles(INT8, 0, m, in, n, lo, hi, y, stride);
         break;
     case INT8 * 2 + 1:
-        blocks(INT8, 1, m, in, n, lo, hi, y, stride);
+        tiles(INT8, 1, m, in, n, lo, hi, y, stride);
         break;
     case INT4 * 2:
-        blocks(INT4, 0, m, in, n, lo, hi, y, stride);
+        tiles(INT4, 0, m, in, n, lo, hi, y, stride);
         break;
     default:
-        blocks(INT4, 1, m, in, n, lo, hi, y, stride);
+        tiles(INT4, 1, m, in, n, lo, hi, y, stride);
     }
     for (int64_t i = 0; m->bias && i < n; i++)
         for (int64_t r = lo; r < hi; r++)
@@ -585,6 +602,7 @@ static Own own_buffers(const Model *m, char *memory, int64_t n, int64_t *bytes) 
     own.in.scale = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
     own.in.total = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
     own.in.sum = (int32_t *)cut(&at, 4 * n * (widest / BLOCK + 1));
+    own.in.wide = (float *)cut(&at, 4 * widest);
     if (bytes)
         *bytes = at - memory;
     return own;
@@ -688,75 +706,83 @@ static int64_t cells(const Model *m, const Cache *c, int64_t layer, int64_t row,
     return ((layer * c->rows + row) * m->kv_heads + head) * c->slots;
 }
 
-INLINE float dot(int kind, const float *x, const void *y, int64_t at, int64_t k) {
-    vf total = {0};
-    int64_t i = 0;
-    for (; i + LANES <= k; i += LANES)
-        total += load(F32, x, i) * load(kind, y, at + i);
-    float s = sum(total);
-    for (; i < k; i++)
-        s += x[i] * load1(kind, y, at + i);
-    return s;
-}
-
-// y = sum of p[j] times row j of the values.
-INLINE void mix(int kind, const float *p, const void *values, int64_t at, int64_t rows, float *y,
-                int64_t k) {
-    int64_t i = 0;
-    for (; i + LANES <= k; i += LANES) {
-        vf total = {0};
-        for (int64_t j = 0; j < rows; j++)
-            total += p[j] * load(kind, values, at + j * k + i);
-        store(y + i, total);
-    }
-    for (; i < k; i++) {
-        y[i] = 0;
-        for (int64_t j = 0; j < rows; j++)
-            y[i] += p[j] * load1(kind, values, at + j * k + i);
-    }
-}
-
-// One query head over at most SPAN keys: the largest score, the sum of exponentials, E mixed values
-// (Dao et al. 2023's split: `gather` puts the pieces together).
-INLINE void piece(int kind, const float *q, const Cache *c, int64_t at, int64_t keys, int64_t k, float *y) {
-    float p[SPAN + LANES], size = -INFINITY, total = 0;
-    for (int64_t j = 0; j < keys; j++) {
-        p[j] = dot(kind, q, c->keys, (at + j) * k, k);
-        p[j] *= kind == INT8 ? c->key_scales[at + j] : 1;
-        size = p[j] > size ? p[j] : size;
-    }
-    for (int64_t j = 0; j < keys; j += LANES) {
-        vf e = vexp(load(F32, p, j) - size); // past the last key: not read again
-        store(p + j, e);
-    }
-    for (int64_t j = 0; j < keys; j++) {
-        total += p[j];
-        p[j] *= kind == INT8 ? c->value_scales[at + j] : 1;
-    }
-    mix(kind, p, c->values, at * k, keys, y + 2, k);
-    y[0] = size, y[1] = total;
-}
-
-static void pieces(const Step *s, int64_t layer, int me) {
-    const Model *m = s->model;
-    const Cache *c = s->cache;
-    const int64_t k = m->head_dim, shared = m->heads / m->kv_heads, width = qkv_width(m);
-    for (int64_t item = me; item < s->pieces * m->kv_heads; item += s->team->threads)
-        for (int64_t i = 0; i < s->tokens->n; i++) {
-            const int64_t slot = s->tokens->slot[i], span = item / m->kv_heads, head = item % m->kv_heads;
-            const int64_t first = most(span * SPAN, slot + 1 - m->window);
-            const int64_t keys = least((span + 1) * SPAN, slot + 1) - first;
-            const int64_t at = cells(m, c, layer, s->tokens->row[i], head) + first;
-            for (int64_t h = head * shared; keys > 0 && h < (head + 1) * shared; h++) {
-                const float *q = s->qkv + i * width + h * k;
-                float *y = s->piece + ((i * s->pieces + span) * m->heads + h) * (k + 2);
-                if (c->kind == F32)
-                    piece(F32, q, c, at, keys, k, y);
-                else if (c->kind == BF16)
-                    piece(BF16, q, c, at, keys, k, y);
-                else
-                    piece(INT8, q, c, at, keys, k, y);
+// For each of `cols`: y = sum of p[j] times row j of the values, `wide` vectors of it at once.
+INLINE int64_t mix(int kind, int cols, int wide, int64_t i, const float *p, const char *values,
+                   int64_t keys, int64_t k, float *y, int64_t stride) {
+    for (; i + wide * LANES <= k; i += wide * LANES) {
+        vf total[4][4] = {0};
+        for (int64_t j = 0; j < keys; j++)
+            for (int a = 0; a < wide; a++) {
+                vf v = load(kind, values, j * k + i + a * LANES);
+                for (int c = 0; c < cols; c++)
+                    total[a][c] += p[c * (SPAN + LANES) + j] * v;
             }
+        for (int a = 0; a < wide; a++)
+            for (int c = 0; c < cols; c++)
+                store(y + c * stride + i + a * LANES, total[a][c]);
+    }
+    return i;
+}
+
+// One query head of `cols` tokens in a row over one span of keys: the largest score, the sum of
+// exponentials, and E mixed values (Dao et al. 2023's split; `gather` puts the pieces together).
+INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, int64_t h, int64_t span) {
+    const Model *m = s->model;
+    const Cache *cache = s->cache;
+    const int64_t k = m->head_dim, width = qkv_width(m), stride = s->pieces * m->heads * (k + 2);
+    int64_t first[4], end[4], lo = INT64_MAX, hi = 0;
+    for (int c = 0; c < cols; c++) {
+        first[c] = most(span * SPAN, s->tokens->slot[i + c] + 1 - m->window);
+        end[c] = least((span + 1) * SPAN, s->tokens->slot[i + c] + 1);
+        lo = least(lo, first[c]), hi = most(hi, end[c]);
+    }
+    if (lo >= hi)
+        return;
+    const int64_t at = cells(m, cache, layer, s->tokens->row[i], h / (m->heads / m->kv_heads)) + lo;
+    const char *keys = (const char *)cache->keys + at * k * size_of(kind);
+    const char *values = (const char *)cache->values + at * k * size_of(kind);
+    float p[4][SPAN + LANES], *y = s->piece + ((i * s->pieces + span) * m->heads + h) * (k + 2);
+    for (int64_t j = 0; j < hi - lo; j++)
+        dense(kind, cols == 1 ? 4 : 2, cols, keys + j * k * size_of(kind), k,
+              s->qkv + i * width + h * k, width, p[0] + j, SPAN + LANES);
+    for (int c = 0; c < cols; c++) {
+        float size = -INFINITY, total = 0;
+        for (int64_t j = 0; j < hi - lo; j++) {
+            p[c][j] = lo + j < first[c] || lo + j >= end[c] ? -INFINITY
+                      : kind == INT8                        ? p[c][j] * cache->key_scales[at + j]
+                                                            : p[c][j];
+            size = p[c][j] > size ? p[c][j] : size;
+        }
+        for (int64_t j = 0; j < hi - lo; j += LANES) // past the last key: not read again
+            store(p[c] + j, vexp(load(F32, p[c], j) - size));
+        for (int64_t j = 0; j < hi - lo; j++) {
+            total += p[c][j];
+            p[c][j] *= kind == INT8 ? cache->value_scales[at + j] : 1;
+        }
+        y[c * stride] = size, y[c * stride + 1] = total;
+    }
+    int64_t e = mix(kind, cols, cols == 1 ? 4 : 2, 0, p[0], values, hi - lo, k, y + 2, stride);
+    e = mix(kind, cols, 1, e, p[0], values, hi - lo, k, y + 2, stride);
+    for (; e < k; e++)
+        for (int c = 0; c < cols; c++) {
+            y[c * stride + 2 + e] = 0;
+            for (int64_t j = 0; j < hi - lo; j++)
+                y[c * stride + 2 + e] += p[c][j] * load1(kind, values, j * k + e);
+        }
+}
+
+INLINE void pieces(int kind, const Step *s, int64_t layer, int me) {
+    const Model *m = s->model;
+    const Tokens *t = s->tokens;
+    const int64_t shared = m->heads / m->kv_heads;
+    for (int64_t item = me; item < s->pieces * m->kv_heads; item += s->team->threads)
+        for (int64_t i = 0, step; i < t->n; i += step) {
+            step = i + 4 <= t->n && t->row[i] == t->row[i + 3] ? 4 : 1;
+            for (int64_t h = item % m->kv_heads * shared, to = h + shared; h < to; h++)
+                if (step == 4)
+                    piece(kind, 4, s, layer, i, h, item / m->kv_heads);
+                else
+                    piece(kind, 1, s, layer, i, h, item / m->kv_heads);
         }
 }
 
@@ -815,7 +841,12 @@ static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, in
         }
     }
     meet(s->team);
-    pieces(s, layer, me);
+    if (s->cache->kind == F32)
+        pieces(F32, s, layer, me);
+    else if (s->cache->kind == BF16)
+        pieces(BF16, s, layer, me);
+    else
+        pieces(INT8, s, layer, me);
     meet(s->team);
     gather(s, own->mixed);
 }
