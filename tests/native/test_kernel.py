@@ -22,6 +22,8 @@ from gpt2llama.model.kv_cache import KVCache
 from gpt2llama.model.transformer import Transformer
 from gpt2llama.native import NativeDecoder, decoder
 from gpt2llama.native.binding import MAX_TOKENS
+from gpt2llama.quant.apply import quantise
+from gpt2llama.quant.scheme import QuantScheme
 
 BASE = ModelConfig(**SIZES)
 
@@ -107,6 +109,47 @@ def test_bf16_weights_and_cache() -> None:
     # A key near the middle of two bf16 numbers may be rounded to the other one.
     torch.testing.assert_close(halved.keys.float(), twin_cache.keys.float(), rtol=2**-7, atol=1e-3)
     torch.testing.assert_close(got, want, rtol=0.02, atol=0.05)
+
+
+SCHEMES = [
+    QuantScheme(bits=8),
+    QuantScheme(bits=8, group=32),
+    QuantScheme(bits=8, group=64, activations="float"),
+    QuantScheme(bits=4, group=32),
+    QuantScheme(bits=4, group=64, zero=True),
+    QuantScheme(bits=4, group=32, zero=True, activations="float", head=False),
+    QuantScheme(bits=4, group=64, activations="float"),
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_quantised_layers_equal_their_twins(scheme: QuantScheme) -> None:
+    """Matrix by matrix, for every number of inputs at once; rows that fill no tile of 16."""
+    cfg = BASE.replace(d_model=64, d_ff=192, n_heads=2, vocab_size=37, mlp_bias=True, n_layers=1)
+    model = quantise(make(cfg, dtype=torch.float32), scheme)
+    fast = kernel(model)
+    head = model.lm_head
+    for n in (1, 3, 4, 9, 16):
+        x = torch.randn(n, 64, generator=torch.Generator().manual_seed(n))
+        torch.testing.assert_close(fast.product(head, x), head(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@given(data=st.data())
+@settings(max_examples=5)
+def test_quantised_models_equal_their_twins(scheme: QuantScheme, data: st.DataObject) -> None:
+    """Every switch. An input near the middle of two integers may be rounded to the other one, and
+    sharp layers make that visible: so the twin is told apart from a model of another rounding."""
+    sizes = {"d_model": 64, "d_ff": 64, "head_dim": 16, "qk_norm": False}
+    cfg = data.draw(configs(**sizes))
+    model, ids = quantise(make(cfg, dtype=torch.float32), scheme), tokens(2, CONTEXT)
+    got = kernel(model).step(ids, KVCache(cfg, 2, CONTEXT), keep=CONTEXT)
+    want = model(ids)
+    if scheme.activations == "float":
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+    else:
+        far = (got - want).norm() / want.norm()
+        assert far < 0.05
 
 
 def test_long_context_in_pieces() -> None:
