@@ -5,6 +5,7 @@ test_builds.py runs this file again for other compilations of it, sanitised ones
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -26,9 +27,10 @@ from gpt2llama.quant.apply import quantise
 from gpt2llama.quant.scheme import QuantScheme
 
 BASE = ModelConfig(**SIZES)
+AGAIN = "CFLAGS" in os.environ  # test_builds.py's: fewer examples
 
 
-@pytest.fixture(autouse=True, params=[1, 3])
+@pytest.fixture(autouse=True, params=[3] if AGAIN else [1, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(request.param)
     yield
@@ -52,7 +54,7 @@ def close(got: Tensor, model: Transformer, ids: Tensor) -> None:
     assert (got - want[:, -keep:]).abs().max() <= 4 * error + 1e-5
 
 
-@settings(max_examples=40)
+@settings(max_examples=15 if AGAIN else 40)
 @given(configs(), st.data())
 def test_any_switches_and_split(cfg: ModelConfig, data: st.DataObject) -> None:
     model, ids = make(cfg, dtype=torch.float32), tokens(2, CONTEXT)
@@ -123,33 +125,34 @@ SCHEMES = [
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_quantised_layers_equal_their_twins(scheme: QuantScheme) -> None:
-    """Matrix by matrix, for every number of inputs at once; rows that fill no tile of 16."""
-    cfg = BASE.replace(d_model=64, d_ff=192, n_heads=2, vocab_size=37, mlp_bias=True, n_layers=1)
-    model = quantise(make(cfg, dtype=torch.float32), scheme)
-    fast = kernel(model)
-    head = model.lm_head
-    for n in (1, 3, 4, 9, 16):
-        x = torch.randn(n, 64, generator=torch.Generator().manual_seed(n))
-        torch.testing.assert_close(fast.product(head, x), head(x), rtol=1e-5, atol=1e-5)
+def test_a_quantised_matrix_equals_its_twin(scheme: QuantScheme) -> None:
+    """Blocks that add nothing leave embedding, norm and head: the integers are the same, so that
+    only fp32 sums differ. Rows that fill no tile of 16; any number of tokens."""
+    cfg = BASE.replace(d_model=192, n_heads=2, vocab_size=37, n_layers=1, position="none")
+    model = make(cfg, dtype=torch.float32)
+    for module in (model.layers[0].self_attn.o_proj, model.layers[0].mlp.down_proj):
+        module.weight.zero_()
+    model, ids = quantise(model, scheme), torch.arange(37)[None]
+    fast, want = kernel(model), model(ids)
+    for n in (1, 3, 4, 9, 37):
+        got = fast.step(ids[:, :n], KVCache(cfg, 1, CONTEXT + 37), keep=n)
+        torch.testing.assert_close(got, want[:, :n], rtol=1e-5, atol=3e-5)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @given(data=st.data())
-@settings(max_examples=5)
-def test_quantised_models_equal_their_twins(scheme: QuantScheme, data: st.DataObject) -> None:
-    """Every switch. An input near the middle of two integers may be rounded to the other one, and
-    sharp layers make that visible: so the twin is told apart from a model of another rounding."""
-    sizes = {"d_model": 64, "d_ff": 64, "head_dim": 16, "qk_norm": False}
-    cfg = data.draw(configs(**sizes))
+@settings(max_examples=2 if AGAIN else 4)
+def test_a_quantised_model_equals_its_twin(scheme: QuantScheme, data: st.DataObject) -> None:
+    """Every switch. An input near the middle of two integers may be rounded to the other one, which
+    sharp layers make visible: a percent or two then, where another rounding makes 30."""
+    cfg = data.draw(configs(d_model=64, d_ff=64, head_dim=16))
     model, ids = quantise(make(cfg, dtype=torch.float32), scheme), tokens(2, CONTEXT)
     got = kernel(model).step(ids, KVCache(cfg, 2, CONTEXT), keep=CONTEXT)
     want = model(ids)
     if scheme.activations == "float":
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
     else:
-        far = (got - want).norm() / want.norm()
-        assert far < 0.05
+        assert (got - want).norm() < 0.05 * want.norm()
 
 
 def test_long_context_in_pieces() -> None:
