@@ -74,7 +74,7 @@ def measure_decoding(
     return {
         "tokens_per_second": round(statistics.median(speeds), 2),
         "fraction_of_limit": round(statistics.median(shares), 4),
-        **_facts(model),
+        **model_facts(model),
         "bytes_per_token": round(read),
         "bandwidth_bytes_per_second": round(statistics.median(limits)),
         "time_to_first_token_seconds": round(statistics.median(first for first, _ in runs), 4),
@@ -111,7 +111,7 @@ def measure_prefill(
     return {
         "tokens_per_second": round(prompt / statistics.median(times), 1),
         "fraction_of_limit": round(statistics.median(shares), 4),
-        **_facts(model),
+        **model_facts(model),
         "flops_per_token": round(flops / prompt),
         "gemm_limit_flops_per_second": round(statistics.median(limits)),
         "time_to_first_token_seconds": round(statistics.median(times), 4),
@@ -183,6 +183,18 @@ def kv_bytes_read(model: Transformer, kv_dtype: str = "auto") -> int:
     return kv_bytes_per_token(cfg, kv_dtype)
 
 
+def model_facts(model: Transformer) -> dict[str, Any]:
+    """What a speed is told with: bits a weight, head included; dtype, quant, path, threads."""
+    scheme, plain = _scheme(model), _plain_dtype(model)
+    return {
+        "bits_per_weight": round(8 * weight_bytes(model) / parameters(model.config)["total"], 3),
+        "dtype": None if plain is None else _SHORT[plain],
+        "quant": None if scheme is None else f"int{scheme.bits}",
+        "path": "pytorch",
+        "threads": torch.get_num_threads(),
+    }
+
+
 def _timed(
     model: Transformer, prompt: int, new: int, settings: dict[str, Any]
 ) -> tuple[float, float]:
@@ -217,17 +229,6 @@ def _repeat(
         runs.append(run())
         limits.append(limit())
     return runs, limits, [max(pair) for pair in pairwise(limits)]
-
-
-def _facts(model: Transformer) -> dict[str, Any]:
-    scheme, plain = _scheme(model), _plain_dtype(model)
-    return {
-        "bits_per_weight": round(8 * weight_bytes(model) / parameters(model.config)["total"], 3),
-        "dtype": None if plain is None else _SHORT[plain],
-        "quant": None if scheme is None else f"int{scheme.bits}",
-        "path": "pytorch",
-        "threads": torch.get_num_threads(),
-    }
 
 
 def _scheme(model: Transformer) -> Any:
@@ -266,6 +267,6 @@ def _first_token(
             "load": loaded - imported,
             "first_token": done - loaded,
         },
-        "facts": _facts(model),
+        "facts": model_facts(model),
         "peak_rss_bytes": peak_rss(),
     }
