@@ -20,6 +20,7 @@ TREES = {
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "atomic": set(),
+    "machine": set(),
     "model": set(),
     "tokenizer": set(),
     "assets": set(),
@@ -29,11 +30,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "native": {"assets", "model", "quant"},
     "generate": {"model", "native", "quant", "tokenizer"},
     "data": {"tokenizer"},
-    "train": {"model", "data", "tokenizer", "weights", "plan"},
+    "train": {"machine", "model", "data", "tokenizer", "weights", "plan"},
     "corpus": {"assets", "data", "tokenizer"},
-    "demo": {"corpus", "data", "generate", "model", "plan", "tokenizer", "train", "weights"},
+    "inference_speed": {"generate", "machine", "model", "plan", "weights"},
+    "demo": {
+        *("corpus", "data", "generate", "machine", "model", "plan", "tokenizer", "train"),
+        "weights",
+    },
     "evolve": {
-        *("assets", "corpus", "data", "generate", "model", "plan", "tokenizer", "train", "weights"),
+        *("assets", "corpus", "data", "generate", "machine", "model", "plan", "tokenizer"),
+        *("train", "weights"),
     },
     "__main__": {"cli"},
     "__init__": {"errors", "generate", "model", "tokenizer", "weights"},  # the public names
