@@ -20,7 +20,6 @@ TREES = {
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "atomic": set(),
-    "machine": set(),
     "model": set(),
     "tokenizer": set(),
     "assets": set(),
@@ -28,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quant": {"model"},
     "weights": {"assets", "model", "quant", "tokenizer"},
     "native": {"assets", "model", "quant"},
-    "generate": {"model", "native", "quant", "tokenizer"},
+    "machine": {"native"},
+    "generate": {"machine", "model", "native", "quant", "tokenizer"},
     "data": {"tokenizer"},
     "train": {"machine", "model", "data", "tokenizer", "weights", "plan"},
     "corpus": {"assets", "data", "tokenizer"},

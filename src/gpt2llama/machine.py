@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from . import native
+
 
 def gemm_limit(dtype: torch.dtype, device: torch.device | str = "cpu", repeats: int = 5) -> float:
     """FLOP/s of the best of `repeats` products of two 2048 x 2048 matrices."""
@@ -26,9 +28,10 @@ def gemm_limit(dtype: torch.dtype, device: torch.device | str = "cpu", repeats: 
 def read_bandwidth(size: int, device: torch.device | str = "cpu", repeats: int = 20) -> float:
     """Bytes a second of the fastest pass by all of torch's threads over `size` bytes.
 
-    The best of products with a vector (what decoding does with its weights), of a sum and a dot
-    product, which read, and of a copy, which reads half and writes half: compilers and libraries
-    differ in which of them is quick. Repeated, so that what fits in a cache is read from there.
+    The best of the native kernel's loop, of products with a vector (what decoding does with its
+    weights), of a sum and a dot product, which read, and of a copy, which reads half and writes
+    half: compilers and libraries differ in which of them is quick. Repeated, so that what fits in a
+    cache is read from there.
     """
     row = 1024
     x = torch.ones(max(1, size // (8 * row)), row, device=device)  # zeros may share one page
@@ -47,6 +50,8 @@ def read_bandwidth(size: int, device: torch.device | str = "cpu", repeats: int =
             move()
             wait(device)
             best = max(best, moved / (time.perf_counter() - begun))
+    if torch.device(device).type == "cpu":
+        best = max(best, native.read_bandwidth(size, repeats) or 0.0)
     return best
 
 

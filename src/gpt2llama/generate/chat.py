@@ -12,7 +12,8 @@ from ..errors import InputError, TokenizerError
 from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
 from ..tokenizer import Tokenizer
-from .decode import Completion, last_logits
+from .decode import Completion
+from .engine import last_logits, new_cache
 from .sampling import SamplingConfig, sample
 
 
@@ -51,7 +52,7 @@ class Chat:
         self.turns: list[dict[str, str]] = []
         self.dropped = 0
         self.answer: Completion | None = None  # the last one, with its prompt and finish_reason
-        self._generator = self.sampling.generator(self.model.embed_tokens.weight.device)
+        self._generator = self.sampling.generator(next(self.model.parameters()).device)
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -120,12 +121,12 @@ class Chat:
 
     def _rewind(self, ids: list[int]) -> int:
         """Takes the cache back to what it shares with `ids`, but for the last; says how many."""
-        context, weight = self.model.config.max_seq_len, self.model.embed_tokens.weight
+        context = self.model.config.max_seq_len
         room = min(len(ids) + self.max_new_tokens, context)
         if self._cache is None or self._cache.max_len < room:  # a larger one is filled anew
             room = min(max(2 * room, 1024), context)
             self._held = []
-            self._cache = KVCache(self.model.config, 1, room, weight.dtype, weight.device)
+            self._cache = new_cache(self.model, 1, room)
         pairs = zip(self._held, ids[:-1], strict=False)
         shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         del self._held[shared:]
@@ -135,7 +136,7 @@ class Chat:
     def _run(self, ids: list[int]) -> torch.Tensor:
         """Appends to the cache; logits (1, V) after the last id."""
         assert self._cache is not None
-        batch = torch.tensor([ids], device=self.model.embed_tokens.weight.device)
+        batch = torch.tensor([ids], device=next(self.model.parameters()).device)
         logits = last_logits(self.model, batch, self._cache)
         self._held += ids
         return logits

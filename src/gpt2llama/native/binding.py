@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
+import mmap
 import os
 import threading
+import time
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from typing import Any
 
@@ -91,6 +94,8 @@ class NativeDecoder:
     """
 
     def __init__(self, model: Transformer) -> None:
+        if type(model) is not Transformer or any(map(hooked, model.modules())):
+            raise _Declined("it is a Transformer of another kind, or has hooks")
         cfg = self.config = model.config
         self._model, self._kept = model, []  # type: tuple[Transformer, list[Tensor]]
         self._library, self._contexts = _bind(), 0
@@ -221,9 +226,9 @@ class NativeDecoder:
     def _matrix(self, module: nn.Module) -> _Matrix:
         if type(module) is QuantEmbedding:
             return self._matrix(module.table)
-        if type(module) is QuantLinear and not hooked(module):
+        if type(module) is QuantLinear:
             return self._quantised(module)
-        if type(module) not in (nn.Linear, nn.Embedding) or hooked(module):
+        if type(module) not in (nn.Linear, nn.Embedding):
             raise _Declined(f"it has a {type(module).__name__} of its own")
         weight: Any = module.weight
         if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
@@ -355,3 +360,24 @@ def _bind() -> Any:
         kernel.read_all.restype = c_int32
         kernel.read_all.argtypes = (c_void_p, c_void_p, c_int64)
     return kernel
+
+
+def read_bandwidth(size: int, repeats: int = 10) -> float | None:
+    """Bytes a second at which all of torch's threads read `size` bytes, and do nothing else: the
+    fastest of `repeats` passes. None where there is no kernel.
+    """
+    try:
+        kernel = _bind()
+    except CannotBuild:
+        return None
+    memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    data = torch.frombuffer(memory, dtype=torch.uint8).fill_(1)  # untouched pages share one
+    best = math.inf
+    with _TEAM as team:
+        for _ in range(repeats):
+            begun = time.perf_counter()
+            kernel.read_all(team.pointer, data.data_ptr(), len(data))
+            best = min(best, time.perf_counter() - begun)
+    return len(data) / best
