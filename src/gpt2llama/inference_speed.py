@@ -91,14 +91,12 @@ def measure_prefill(
     """Prompts of random ids up to the first new token, for about `seconds`.
 
     Shorter ones where the model's context ends. fraction_of_limit counts the FLOPs of
-    `plan.prefill_step` against `gemm_limit` in the weights' dtype, or of quantised weights in the
-    faster of fp32 and bf16.
+    `plan.prefill_step` against `gemm_limit` in the faster of fp32 and native bf16.
     """
     prompt = min(prompt, model.config.max_seq_len - 1)
     flops = prefill_step(model.config, prompt).flops
     sampling: dict[str, Any] = {} if kv_dtype == "auto" else {"kv_dtype": kv_dtype}
-    plain = _plain_dtype(model)
-    dtypes = {torch.float32, bf16_if_native(torch.device("cpu"))} if plain is None else {plain}
+    dtypes = {torch.float32, bf16_if_native(torch.device("cpu"))}
 
     def run() -> tuple[float, float]:
         return _timed(model, prompt, 1, sampling)

@@ -18,7 +18,7 @@ from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
 from ..tokenizer import Tokenizer
 from ..tokenizer.stream import StreamDecoder
-from .engine import KVDtype, last_logits, new_cache
+from .engine import KVDtype, last_logits, new_cache, one_thread
 from .sampling import SamplingConfig, sample
 
 FinishReason = Literal["stop", "length", "context"]
@@ -127,8 +127,9 @@ def _steps(
         for marks, row in zip(seen, rows, strict=True):
             marks[list(row.prompt)] = True
     while True:
-        ids = sample(logits[:, :vocab_size], sampling, generator, seen)[:, None]  # (B, 1)
-        logprobs = logits.log_softmax(-1).gather(1, ids)
+        with one_thread():
+            ids = sample(logits[:, :vocab_size], sampling, generator, seen)[:, None]  # (B, 1)
+            logprobs = logits.log_softmax(-1).gather(1, ids)
         for row, token, logprob in zip(live, ids.tolist(), logprobs.tolist(), strict=True):
             if token[0] in stop_ids:
                 row.finish("stop")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -78,9 +79,27 @@ def run(
             logits = kernel.decoder.step(part, cache, min(keep, part.shape[1]))
     else:
         logits = _through_pytorch(model, ids, cache, real, keep)
-    if not logits.isfinite().all():
+    if not _finite(logits):
         raise WeightsError("the model's logits are not finite: its weights hold NaN or infinity")
     return logits
+
+
+def _finite(logits: Tensor) -> bool:
+    """By one thread on a CPU: PyTorch's would still hold the cores when the kernel's want them."""
+    if logits.device.type == "cpu":
+        return bool(np.isfinite(logits.detach().numpy()).all())
+    return bool(logits.isfinite().all())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For work on one row of logits, which two threads do no faster, and which keep spinning."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def last_logits(
