@@ -51,7 +51,7 @@ class Chat:
         self.turns: list[dict[str, str]] = []
         self.dropped = 0
         self.answer: Completion | None = None  # the last one, with its prompt and finish_reason
-        self._generator = self.sampling.generator(self.model.embed_tokens.weight.device)
+        self._generator = self.sampling.generator(next(self.model.parameters()).device)
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -120,7 +120,7 @@ class Chat:
 
     def _rewind(self, ids: list[int]) -> int:
         """Takes the cache back to what it shares with `ids`, but for the last; says how many."""
-        context, weight = self.model.config.max_seq_len, self.model.embed_tokens.weight
+        context, weight = self.model.config.max_seq_len, next(self.model.parameters())
         room = min(len(ids) + self.max_new_tokens, context)
         if self._cache is None or self._cache.max_len < room:  # a larger one is filled anew
             room = min(max(2 * room, 1024), context)
@@ -135,7 +135,7 @@ class Chat:
     def _run(self, ids: list[int]) -> torch.Tensor:
         """Appends to the cache; logits (1, V) after the last id."""
         assert self._cache is not None
-        batch = torch.tensor([ids], device=self.model.embed_tokens.weight.device)
+        batch = torch.tensor([ids], device=next(self.model.parameters()).device)
         logits = last_logits(self.model, batch, self._cache)
         self._held += ids
         return logits

@@ -70,7 +70,7 @@ def prefill(
     Equal prompts (several samples of one) are run once and copied.
     """
     unique = list(dict.fromkeys(map(tuple, prompts)))
-    weight = model.embed_tokens.weight
+    weight = next(model.parameters())  # of the table, or of a norm where that is quantised
     cache = KVCache(model.config, len(unique), max_len, weight.dtype, weight.device)
     pads = [max(map(len, unique)) - len(prompt) for prompt in unique]
     padded = [(0,) * n + prompt for n, prompt in zip(pads, unique, strict=True)]
