@@ -147,7 +147,11 @@ WORDS = "layers.0.mlp.down_proj.words"
         (change_config(bits=8), WeightsError, "shape"),
         (change_config(zero=True), WeightsError, r"lacks the tensor .*\.minimum"),
         (change_config(exceptions=[]), ConfigError, "must be objects"),
-        (change_config(exceptions={"norm": {"bits": 8}}), ConfigError, "names? 'norm'"),
+        (
+            change_config(exceptions={"norm": {"bits": 8}}),
+            ConfigError,
+            "exception 'norm' is no",
+        ),
         (change_tensor(WORDS, lambda t: t[:-1].clone()), WeightsError, "down_proj.words.*shape"),
         (change_tensor(WORDS, lambda t: t.float()), WeightsError, "float32, not int32"),
         (change_tensor(WORDS, lambda t: None), WeightsError, "lacks the tensor .*down_proj.weight"),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import importlib
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor, nn
 
-from ..errors import InputError, WeightsError
+from ..errors import InputError
 from ..model.transformer import Transformer
 from .linear import QuantEmbedding, QuantLinear
-from .rtn import round_to_nearest
 from .scheme import QuantScheme
 
+METHODS = ("rtn",)  # each a module with `quantise`, as below
 Calibration = list[Tensor]  # texts as ids, int64 (B, T) each
 
 
@@ -25,13 +26,18 @@ def quantise(
 
     A matrix whose inputs the group does not divide stays as it is, in fp32; `report` says which.
     calibration: of GPTQ and AWQ, which choose integers by what flows through the model.
-    Raises WeightsError for weights that are not finite, InputError for a lacking calibration.
+    Raises WeightsError for weights that are not finite; InputError for a model that is quantised
+    already or has no matrix that fits, and for a lacking calibration.
     """
     if schemes_of(model):
         raise InputError("the model is quantised already; quantise the one it was made from")
     if scheme.method not in METHODS:
         raise InputError(f"method {scheme.method!r} is none of {', '.join(METHODS)}")
-    return METHODS[scheme.method](model, scheme, calibration)
+    if not targets(model, scheme):
+        raise InputError(f"no matrix of the model has inputs that {scheme.divisor} divides")
+    method = importlib.import_module(f".{scheme.method}", __package__)
+    quantised: Transformer = method.quantise(model, scheme, calibration)
+    return quantised
 
 
 def targets(model: Transformer, scheme: QuantScheme) -> dict[str, nn.Linear | nn.Embedding]:
@@ -126,21 +132,3 @@ def _plain(layer: QuantLinear) -> nn.Linear:
     if layer.bias is not None:
         linear.bias = nn.Parameter(layer.bias.clone())
     return linear
-
-
-def _round_all(
-    model: Transformer, scheme: QuantScheme, calibration: Calibration | None
-) -> Transformer:
-    layers = {}
-    for name, module in targets(model, scheme).items():
-        try:
-            parts = round_to_nearest(module.weight, scheme)
-        except WeightsError as error:
-            raise WeightsError(f"{name}: {error}") from error
-        layers[name] = QuantLinear.from_parts(*parts, getattr(module, "bias", None), scheme)
-    return swapped(model, layers)
-
-
-METHODS: dict[str, Callable[[Transformer, QuantScheme, Calibration | None], Transformer]] = {
-    "rtn": _round_all,
-}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, WeightsError
 from ..model.config import ModelConfig
-from ..quant.scheme import QuantScheme
+from ..quant.scheme import from_dict, to_dict
 from .files import (
     read_headers,
     read_json,
@@ -20,7 +18,7 @@ from .files import (
     write_tensors,
     write_tokenizer,
 )
-from .opened import Opened, TensorInfo
+from .opened import Opened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +42,7 @@ def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -
         "tokenizer_fingerprint": tokenizer.fingerprint if tokenizer else None,
     }
     if schemes := schemes_of(model):
-        config["quantization"] = _write_schemes(schemes)
+        config["quantization"] = to_dict(schemes)
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", state_of(model))
     if tokenizer is not None:
@@ -80,35 +78,15 @@ def open_model(folder: Path) -> tuple[Opened, str | None]:
     path = folder / "model.safetensors"
     read = partial(read_tensor, path)
     headers = read_headers(path)
+    words = [name for name in headers if name.endswith(_WORDS)]
     try:
-        schemes = _read_schemes(read_json(folder / "config.json").get("quantization"), headers)
+        quantization = read_json(folder / "config.json").get("quantization")
+        schemes = from_dict(quantization, [name.removesuffix(_WORDS) for name in words])
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.json'}: quantization: {error}") from error
-    for module, how in schemes.items():
-        words = f"{module}{_WORDS}"
-        headers[words] = headers[words]._replace(kind=f"int{how.bits}")
+    for name, how in zip(words, schemes.values(), strict=False):  # without a scheme, there is none
+        headers[name] = headers[name]._replace(kind=f"int{how.bits}")
     opened = Opened(
         where=str(path), format=FORMAT, config=cfg, headers=headers, read=read, schemes=schemes
     )
     return opened, fingerprint
-
-
-def _write_schemes(schemes: Mapping[str, QuantScheme]) -> dict[str, Any]:
-    """The commonest scheme, and under "exceptions" those of the matrices that have another."""
-    (most, _), *_ = Counter(schemes.values()).most_common(1)
-    others = {name: how.to_dict() for name, how in schemes.items() if how != most}
-    return most.to_dict() | ({"exceptions": others} if others else {})
-
-
-def _read_schemes(value: Any, headers: Mapping[str, TensorInfo]) -> dict[str, QuantScheme]:
-    """The scheme of every module that has words in the file."""
-    if value is None:
-        return {}
-    others = value.get("exceptions", {}) if isinstance(value, dict) else None
-    if not isinstance(others, dict) or not all(isinstance(v, dict) for v in others.values()):
-        raise ConfigError("it and its exceptions must be objects of a scheme's fields")
-    names = [name.removesuffix(_WORDS) for name in headers if name.endswith(_WORDS)]
-    if unknown := others.keys() - names:
-        raise ConfigError(f"exceptions name {min(unknown)!r}, which the file has no words of")
-    most = QuantScheme.from_dict({k: v for k, v in value.items() if k != "exceptions"})
-    return {n: QuantScheme.from_dict(others[n]) if n in others else most for n in names}
