@@ -14,7 +14,7 @@ from .linear import QuantLinear
 from .scheme import QuantScheme
 
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the range: clipping the largest can fit the rest better
-_ROWS = 4096  # rounded at a time, which bounds the memory
+_AT_ONCE = 1 << 18  # weights: what is in hand fits a cache
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
 
@@ -38,7 +38,7 @@ def round_to_nearest(weight: Tensor, scheme: QuantScheme) -> Parts:
 
     Raises WeightsError for a weight that is not finite or whose scale fp16 cannot hold.
     """
-    blocks = torch.split(weight.detach(), _ROWS)
+    blocks = torch.split(weight.detach(), max(1, _AT_ONCE // weight.shape[1]))
     parts = [_round(rows, scheme) for rows in blocks]
     q, scale, minimum = zip(*parts, strict=True)
     return torch.cat(q), torch.cat(scale), torch.cat(minimum) if scheme.zero else None
