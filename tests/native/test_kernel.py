@@ -24,6 +24,7 @@ from gpt2llama.model.transformer import Transformer
 from gpt2llama.native import NativeDecoder, decoder
 from gpt2llama.native.binding import MAX_TOKENS
 from gpt2llama.quant.apply import quantise
+from gpt2llama.quant.kv import Int8KVCache
 from gpt2llama.quant.scheme import QuantScheme
 
 BASE = ModelConfig(**SIZES)
@@ -153,6 +154,19 @@ def test_a_quantised_model_equals_its_twin(scheme: QuantScheme, data: st.DataObj
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
     else:
         assert (got - want).norm() < 0.05 * want.norm()
+
+
+def test_int8_cache() -> None:
+    """The same integers and scales as PyTorch writes, but where it stands between two of them."""
+    cfg = BASE.replace(d_model=64, head_dim=40, max_seq_len=200)
+    model, ids = make(cfg, dtype=torch.float32), tokens(1, 200)
+    fast, cache, twin_cache = kernel(model), Int8KVCache(cfg, 1, 200), Int8KVCache(cfg, 1, 200)
+    assert fast.fits(cache)
+    want = [model(part, cache=twin_cache) for part in ids.split(13, 1)]
+    got = [fast.step(part, cache, keep=part.shape[1]) for part in ids.split(13, 1)]
+    torch.testing.assert_close(cache.key_scales, twin_cache.key_scales, rtol=1e-2, atol=1e-3)
+    assert (cache.keys != twin_cache.keys).float().mean() < 0.05
+    assert (torch.cat(got, 1) - torch.cat(want, 1)).norm() < 0.05 * torch.cat(want, 1).norm()
 
 
 def test_long_context_in_pieces() -> None:

@@ -348,8 +348,8 @@ def test_hugging_face_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_what_is_not_available(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="int8"):
-        load(saved, quant="int8")
+    with pytest.raises(InputError, match=r"int8, int4 or keep \(got 'int5'\)"):
+        load(saved, quant="int5")
     with pytest.raises(InputError, match=r"onnx.*one of gpt2llama, hf, gguf"):
         save(make(), None, tmp_path / "out", format="onnx")
     with pytest.raises(InputError, match="dtype='F16' is GGUF's"):

@@ -40,9 +40,15 @@ def convert(
 
     opened = open_model(source, ignore_key or (), rope_factor)
     wanted = getattr(torch, _TORCH[kind]) if kind in _TORCH and to != "gguf" else None
+    expand = wanted is not None and bool(opened.schemes)
+    as_read = None if expand else wanted
     model, tokenizer = load(
-        source, dtype=wanted, ignore_keys=ignore_key or (), rope_factor=rope_factor
+        source, dtype=as_read, ignore_keys=ignore_key or (), rope_factor=rope_factor
     )
+    if expand:
+        from ..quant.apply import dequantised
+
+        model = dequantised(model).to(wanted)
     notes = save(model, tokenizer, target, to, dtype=kind if to == "gguf" else None)
     written = open_model(target)
     notes = [*opened.notes, *notes]

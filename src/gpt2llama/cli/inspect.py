@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from ..errors import InputError
 from ..model.config import ModelConfig
 from ..model.presets import preset, presets
 from ..plan import kv_bytes_per_token, parameters
+from ..quant.scheme import to_dict
 from ..tokenizer import Facts, facts_of
 from ..weights import open_model
 from ..weights.opened import Opened
@@ -61,6 +63,7 @@ def inspect(
                 "format": opened.format if opened else "preset",
                 "dtypes": _dtypes(opened),
                 "tokenizer": tokenizer._asdict() if tokenizer else None,
+                "quantization": to_dict(opened.schemes) if opened and opened.schemes else None,
                 "changes": opened.changes() if opened else {},
                 "notes": [*opened.notes, *_doubts(opened)] if opened else [],
                 **({"tensors": as_rows(opened)} if tensors and opened else {}),
@@ -89,6 +92,8 @@ def inspect(
         if tokenizer and tokenizer.chat_template:
             template = tokenizer.chat_template.replace("\n", "\\n")
             console.print(f"template   {template}", highlight=False, markup=False)
+        if opened.schemes:
+            console.print(f"quantised  {_quantisation(opened)}", highlight=False)
         for change, times in opened.changes().items():
             console.print(f"loading    {times} tensors: {change}", highlight=False, markup=False)
         for note in [*opened.notes, *_doubts(opened)]:
@@ -107,8 +112,20 @@ def _facts(opened: Opened) -> Facts | None:
     return facts_of(tokenizer) if tokenizer else None
 
 
+def _quantisation(opened: Opened) -> str:
+    """30 × int4, group 32, activations int8, rtn"""
+    kinds = Counter(opened.schemes.values())
+    return "; ".join(
+        f"{n} × int{how.bits}, {f'group {how.group}' if how.group else 'a scale a row'}"
+        f"{', minimums' if how.zero else ''}, activations {how.activations}, {how.method}"
+        for how, n in kinds.items()
+    )
+
+
 def _doubts(opened: Opened) -> list[str]:
     """Loading compares every tensor with the config; here only their sum, since torch is slow."""
+    if opened.schemes:  # of integers and scales the sum says nothing
+        return []
     repeated = opened.repeats[0] if opened.repeats else ""
     held = sum(info.numel for name, info in opened.headers.items() if name != repeated)
     asked = parameters(opened.config)["total"]

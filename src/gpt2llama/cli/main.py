@@ -26,6 +26,7 @@ COMMANDS = {
     "generate": "Continue a text.",
     "chat": "Talk to a model.",
     "convert": "Write a model in another format: Hugging Face, GGUF or ours.",
+    "quantize": "Write a model with its weights in 8 or 4 bits.",
     "inspect": "What a model is, from its headers alone; or how two differ.",
     "plan": "Parameters, FLOPs and bytes of a config, by arithmetic.",
     "claims": "What is said of GPT and Llama, checked.",

@@ -20,9 +20,10 @@ from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
 from ..native import NativeDecoder, decoder
 from ..native.binding import MAX_TOKENS
+from ..quant.kv import Int8KVCache
 from ..quant.linear import QuantLinear
 
-KVDtype = Literal["auto", "fp32", "bf16"]
+KVDtype = Literal["auto", "fp32", "bf16", "int8"]
 
 CHUNK = 512  # tokens that PyTorch takes at once: a long prompt's memory is bounded
 FEW = 16  # tokens of plain weights up to which the kernel beats PyTorch's matrix products
@@ -54,7 +55,10 @@ def new_cache(
     quantised = any(isinstance(module, QuantLinear) for module in model.modules())
     if kv_dtype == "auto" and quantised:
         dtype = torch.bfloat16
-    cache = KVCache(model.config, batch_size, max_len, dtype, parameter.device)
+    if kv_dtype == "int8":
+        cache: KVCache = Int8KVCache(model.config, batch_size, max_len, parameter.device)
+    else:
+        cache = KVCache(model.config, batch_size, max_len, dtype, parameter.device)
     kernel = decoder(model)
     if kernel is not None and batch_size <= MAX_TOKENS:
         _kernels[cache] = _Kernel(kernel, MAX_TOKENS if quantised else FEW, cuts=quantised)

@@ -1,18 +1,21 @@
-"""A quantised copy of a model."""
+"""Quantised copies of a model, and the way back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
+from typing import Literal
 
 from torch import Tensor, nn
 
-from ..errors import WeightsError
+from ..errors import InputError
 from ..model.transformer import Transformer
 from .linear import QuantEmbedding, QuantLinear
-from .rtn import round_to_nearest
 from .scheme import QuantScheme
 
+METHODS = ("rtn",)  # each a module with `quantise`, as below
 Calibration = list[Tensor]  # texts as ids, int64 (B, T) each
 
 
@@ -23,9 +26,18 @@ def quantise(
 
     A matrix whose inputs the group does not divide stays as it is, in fp32; `report` says which.
     calibration: of GPTQ and AWQ, which choose integers by what flows through the model.
-    Raises WeightsError for weights that are not finite, InputError for a lacking calibration.
+    Raises WeightsError for weights that are not finite; InputError for a model that is quantised
+    already or has no matrix that fits, and for a lacking calibration.
     """
-    return METHODS[scheme.method](model, scheme, calibration)
+    if schemes_of(model):
+        raise InputError("the model is quantised already; quantise the one it was made from")
+    if scheme.method not in METHODS:
+        raise InputError(f"method {scheme.method!r} is none of {', '.join(METHODS)}")
+    if not targets(model, scheme):
+        raise InputError(f"no matrix of the model has inputs that {scheme.divisor} divides")
+    method = importlib.import_module(f".{scheme.method}", __package__)
+    quantised: Transformer = method.quantise(model, scheme, calibration)
+    return quantised
 
 
 def targets(model: Transformer, scheme: QuantScheme) -> dict[str, nn.Linear | nn.Embedding]:
@@ -33,43 +45,90 @@ def targets(model: Transformer, scheme: QuantScheme) -> dict[str, nn.Linear | nn
 
     A tied table is named once, as lm_head; an untied one is there as embed_tokens as well.
     """
-    tied = model.config.tie_embeddings
-    found: dict[str, nn.Linear | nn.Embedding] = {}
-    for name, module in model.named_modules():
-        whole = name in ("embed_tokens", "lm_head")
-        if not isinstance(module, nn.Linear | nn.Embedding) or name == "embed_positions":
-            continue
-        if (whole and not scheme.head) or (name == "embed_tokens" and tied):
-            continue
-        if module.weight.shape[1] % scheme.divisor == 0:
-            found[name] = module
-    return found
+    return {
+        name: module
+        for name, module in matrices(model).items()
+        if module.weight.shape[1] % scheme.divisor == 0
+        and (scheme.head or name not in ("embed_tokens", "lm_head"))
+    }
+
+
+def matrices(model: Transformer) -> dict[str, nn.Linear | nn.Embedding]:
+    """All that a scheme could quantise, named as `targets` does."""
+    left = {"embed_positions", "embed_tokens" if model.config.tie_embeddings else ""}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Embedding) and name not in left
+    }
 
 
 def swapped(model: Transformer, layers: Mapping[str, QuantLinear]) -> Transformer:
     """A copy of the model with these modules, named as `targets` does, in place of its own."""
-    new: dict[str, nn.Module] = dict(layers)
-    table = layers.get("lm_head" if model.config.tie_embeddings else "embed_tokens")
-    if table is not None:
-        new["embed_tokens"] = QuantEmbedding(table)
     # What deepcopy finds in its memo it takes as the copy: the old matrices are never copied.
-    copy = deepcopy(model, {id(model.get_submodule(name)): module for name, module in new.items()})
-    return copy.float().eval().requires_grad_(False)
+    memo = {id(model.get_submodule(name)): module for name, module in _places(model, layers)}
+    return deepcopy(model, memo).float().eval().requires_grad_(False)
 
 
-def _round_all(
-    model: Transformer, scheme: QuantScheme, calibration: Calibration | None
-) -> Transformer:
-    layers = {}
-    for name, module in targets(model, scheme).items():
-        try:
-            parts = round_to_nearest(module.weight, scheme)
-        except WeightsError as error:
-            raise WeightsError(f"{name}: {error}") from error
-        layers[name] = QuantLinear.from_parts(*parts, getattr(module, "bias", None), scheme)
-    return swapped(model, layers)
+def insert(model: Transformer, layers: Mapping[str, QuantLinear]) -> None:
+    """Puts these modules, named as `targets` does, into the model itself."""
+    for name, module in _places(model, layers):
+        model.set_submodule(name, module)
 
 
-METHODS: dict[str, Callable[[Transformer, QuantScheme, Calibration | None], Transformer]] = {
-    "rtn": _round_all,
-}
+def _places(
+    model: Transformer, layers: Mapping[str, QuantLinear]
+) -> Iterator[tuple[str, nn.Module]]:
+    """The modules by their names in the model, where a tied table has two."""
+    for name, layer in layers.items():
+        yield name, QuantEmbedding(layer) if name == "embed_tokens" else layer
+        if name == "lm_head" and model.config.tie_embeddings:
+            yield "embed_tokens", QuantEmbedding(layer)
+
+
+def quantised_layers(model: nn.Module) -> dict[str, QuantLinear]:
+    """By module name, as `targets` names them: a tied table once, as lm_head."""
+    found = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, QuantLinear):
+            found[name.replace("_orig_mod.", "").removesuffix(".table")] = module
+    if found.get("embed_tokens") is found.get("lm_head"):
+        found.pop("embed_tokens", None)
+    return found
+
+
+def schemes_of(model: nn.Module) -> dict[str, QuantScheme]:
+    """The scheme of each quantised matrix, named as `targets` does; empty for a plain model."""
+    return {name: layer.scheme for name, layer in quantised_layers(model).items()}
+
+
+def set_activations(model: nn.Module, activations: Literal["int8", "float"]) -> None:
+    """Whether the quantised layers round their inputs, whatever their weights are."""
+    for layer in quantised_layers(model).values():
+        layer.scheme = replace(layer.scheme, activations=activations)
+
+
+def dequantised(model: Transformer) -> Transformer:
+    """A plain fp32 copy, with the weights that the integers stand for. A plain model: itself."""
+    layers = quantised_layers(model)
+    if not layers:
+        return model
+    memo: dict[int, nn.Module] = {id(layer): _plain(layer) for layer in layers.values()}
+    if isinstance(model.embed_tokens, QuantEmbedding):
+        table = model.embed_tokens.table
+        memo[id(model.embed_tokens)] = nn.Embedding(
+            table.out_features, table.in_features, _weight=table.dequantise()
+        )
+    plain = deepcopy(model, memo)
+    if model.config.tie_embeddings:
+        plain.lm_head.weight = plain.embed_tokens.weight
+    return plain.requires_grad_(False)
+
+
+def _plain(layer: QuantLinear) -> nn.Linear:
+    sizes = layer.in_features, layer.out_features, layer.bias is not None
+    linear: nn.Linear = nn.utils.skip_init(nn.Linear, *sizes)  # type: ignore[no-untyped-call]
+    linear.weight = nn.Parameter(layer.dequantise())
+    if layer.bias is not None:
+        linear.bias = nn.Parameter(layer.bias.clone())
+    return linear

@@ -8,12 +8,29 @@ import torch
 from torch import Tensor
 
 from ..errors import WeightsError
+from ..model.transformer import Transformer
+from .apply import Calibration, swapped, targets
+from .linear import QuantLinear
 from .scheme import QuantScheme
 
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the range: clipping the largest can fit the rest better
-_ROWS = 4096  # rounded at a time, which bounds the memory
+_AT_ONCE = 1 << 18  # weights: what is in hand fits a cache
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
+
+
+def quantise(
+    model: Transformer, scheme: QuantScheme, calibration: Calibration | None = None
+) -> Transformer:
+    """As `apply.quantise`; needs no calibration."""
+    layers = {}
+    for name, module in targets(model, scheme).items():
+        try:
+            parts = round_to_nearest(module.weight, scheme)
+        except WeightsError as error:
+            raise WeightsError(f"{name}: {error}") from error
+        layers[name] = QuantLinear.from_parts(*parts, getattr(module, "bias", None), scheme)
+    return swapped(model, layers)
 
 
 def round_to_nearest(weight: Tensor, scheme: QuantScheme) -> Parts:
@@ -21,7 +38,7 @@ def round_to_nearest(weight: Tensor, scheme: QuantScheme) -> Parts:
 
     Raises WeightsError for a weight that is not finite or whose scale fp16 cannot hold.
     """
-    blocks = torch.split(weight.detach(), _ROWS)
+    blocks = torch.split(weight.detach(), max(1, _AT_ONCE // weight.shape[1]))
     parts = [_round(rows, scheme) for rows in blocks]
     q, scale, minimum = zip(*parts, strict=True)
     return torch.cat(q), torch.cat(scale), torch.cat(minimum) if scheme.zero else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import CheckedFields, ConfigError, did_you_mean
 
@@ -60,3 +62,26 @@ def scheme(name: str) -> QuantScheme:
         known = " or ".join(SCHEMES)
         raise ConfigError(f"scheme {name!r} must be {known}{did_you_mean(name, SCHEMES)}")
     return SCHEMES[name]
+
+
+def to_dict(schemes: Mapping[str, QuantScheme]) -> dict[str, Any]:
+    """Of the matrices by name the commonest scheme; under "exceptions" those that have another."""
+    (most, _), *_ = Counter(schemes.values()).most_common(1)
+    others = {name: how.to_dict() for name, how in schemes.items() if how != most}
+    return most.to_dict() | ({"exceptions": others} if others else {})
+
+
+def from_dict(value: Any, names: Iterable[str]) -> dict[str, QuantScheme]:
+    """The way back, for the matrices of these names; none where `value` is None.
+
+    Raises ConfigError for anything that `to_dict` does not write.
+    """
+    if value is None:
+        return {}
+    names, others = list(names), value.get("exceptions", {}) if isinstance(value, dict) else None
+    if not isinstance(others, dict) or not all(isinstance(v, dict) for v in others.values()):
+        raise ConfigError("it and its exceptions must be objects of a scheme's fields")
+    if unknown := others.keys() - names:
+        raise ConfigError(f"the exception {min(unknown)!r} is no quantised matrix of the file")
+    most = QuantScheme.from_dict({k: v for k, v in value.items() if k != "exceptions"})
+    return {n: QuantScheme.from_dict(others[n]) if n in others else most for n in names}

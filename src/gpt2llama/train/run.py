@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from ..data.batches import PackedBatches, TokenData, held_out_windows
-from ..errors import ConfigError, DataError, TokenizerError
+from ..errors import ConfigError, DataError, TokenizerError, WeightsError
 from ..model.transformer import Transformer
 from ..plan import flops_per_token
 from ..tokenizer import Tokenizer, load_tokenizer
-from ..weights import load
+from ..weights import load, open_model
 from .config import RunConfig
 from .curve import loss_curve
 from .run_folder import RunFolder, read_metrics
@@ -89,6 +89,8 @@ def begin_with(model: Transformer, path: str, tokenizer: Tokenizer) -> None:
     Raises what `load` raises, ConfigError for weights of other shapes, TokenizerError for a
     tokenizer that is not the data's.
     """
+    if open_model(path).schemes:
+        raise WeightsError(f"{path} is quantised and cannot train; begin with its original")
     begun, its_tokenizer = load(path)
     if its_tokenizer is not None and its_tokenizer.fingerprint != tokenizer.fingerprint:
         raise TokenizerError(

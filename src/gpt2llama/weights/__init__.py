@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..atomic import new_folder
 from ..errors import FileError, InputError, TokenizerError, WeightsError
+from ..quant.scheme import SCHEMES
 from .files import read_json
 from .opened import Opened
 
@@ -43,16 +44,24 @@ def load(
     Mistral, Qwen2, Qwen3), Meta's (params.json), a .gguf file, nanoGPT's ckpt.pt, OpenAI's GPT-2
     checkpoint (hparams.json), an asset's name or a hub id. dtype: the file's unless given; fp32
     for a quantised GGUF. ignore_keys: config keys to treat as not there. rope_factor: of a Meta
-    folder with use_scaled_rope, which does not say it. Weights stay mapped to a safetensors file
-    until they change. Raises FileError, ConfigError, WeightsError, TokenizerError, AssetError or
-    MissingExtraError.
+    folder with use_scaled_rope, which does not say it. quant: "int8" or "int4" rounds the weights
+    to nearest; "keep" leaves a GGUF's Q8_0, Q4_0 and Q4_1 in their blocks instead of expanding
+    them. Weights stay mapped to a safetensors file until they change. Raises FileError,
+    ConfigError, WeightsError, TokenizerError, AssetError, MissingExtraError or InputError.
     """
-    if quant is not None:
-        raise InputError(f"quant={quant!r} is not available in this version; leave it out")
+    if quant not in (None, "keep", *SCHEMES):
+        raise InputError(f"quant must be {', '.join(SCHEMES)} or keep (got {quant!r})")
+    from ..quant.apply import quantise, schemes_of
     from .build import assemble
 
     opened = open_model(path, ignore_keys, rope_factor)
-    model = assemble(opened, dtype, device)
+    if quant is not None and str(dtype) not in ("None", "torch.float32"):
+        raise InputError(f"a quantised model computes in float32; leave out dtype={dtype}")
+    model = assemble(opened, dtype, device, keep=quant == "keep")
+    if quant == "keep" and not schemes_of(model):
+        raise InputError(f"{path} has no blocks to keep (Q8_0, Q4_0 or Q4_1); leave out quant")
+    if quant in SCHEMES:
+        model = quantise(model, SCHEMES[quant])
     tokenizer = opened.tokenizer()
     _check_vocabulary(tokenizer, model.config.vocab_size)
     return model, tokenizer
@@ -110,7 +119,8 @@ def save(
     dtype: str | None = None,
 ) -> list[str]:
     """Writes a new folder, ours or one for `transformers` ("hf"), or a .gguf file ("gguf"): whole
-    or not at all. Returns what a user may want to know, a line each.
+    or not at all. Returns what a user may want to know, a line each. Only our own format keeps a
+    quantised model's integers; the others are given the weights these stand for.
 
     dtype: of a GGUF's matrices, F32, F16, BF16, Q8_0 or Q4_0; the model's own unless given.
     Raises FileError if the place is in use or cannot be written, ConfigError for a switch that
@@ -118,6 +128,10 @@ def save(
     """
     check_target(folder, format, dtype)
     _check_vocabulary(tokenizer, model.config.vocab_size)
+    if format != "gpt2llama":
+        from ..quant.apply import dequantised
+
+        model = dequantised(model)
     if format == "gguf":
         from . import gguf
 

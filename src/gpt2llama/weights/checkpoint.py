@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, WeightsError
 from ..model.config import ModelConfig
+from ..quant.scheme import from_dict, to_dict
 from .files import (
     read_headers,
     read_json,
@@ -26,18 +27,22 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 FORMAT, VERSION = "gpt2llama", 1
+_WORDS = ".words"
 
 
 def write_model(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> None:
     """Into an existing folder; `atomic.new_folder` gives one that appears whole."""
+    from ..quant.apply import schemes_of
     from .build import state_of
 
-    config = {
+    config: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "model": model.config.to_dict(),
         "tokenizer_fingerprint": tokenizer.fingerprint if tokenizer else None,
     }
+    if schemes := schemes_of(model):
+        config["quantization"] = to_dict(schemes)
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", state_of(model))
     if tokenizer is not None:
@@ -72,7 +77,16 @@ def open_model(folder: Path) -> tuple[Opened, str | None]:
     cfg, fingerprint = read_config(folder)
     path = folder / "model.safetensors"
     read = partial(read_tensor, path)
+    headers = read_headers(path)
+    words = [name for name in headers if name.endswith(_WORDS)]
+    try:
+        quantization = read_json(folder / "config.json").get("quantization")
+        schemes = from_dict(quantization, [name.removesuffix(_WORDS) for name in words])
+    except ConfigError as error:
+        raise ConfigError(f"{folder / 'config.json'}: quantization: {error}") from error
+    for name, how in zip(words, schemes.values(), strict=False):  # without a scheme, there is none
+        headers[name] = headers[name]._replace(kind=f"int{how.bits}")
     opened = Opened(
-        where=str(path), format=FORMAT, config=cfg, headers=read_headers(path), read=read
+        where=str(path), format=FORMAT, config=cfg, headers=headers, read=read, schemes=schemes
     )
     return opened, fingerprint

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,12 @@ from ..model.config import (
     RopeScaling,
     YarnScaling,
 )
+from ..quant.scheme import QuantScheme
 from .gguf_blocks import BY_NAME, encode
 from .gguf_file import (
     Metadata,
     Stored,
+    read_blocks,
     read_header,
     read_start,
     read_tensor,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
     from ..model.transformer import Transformer
     from ..tokenizer import Facts, Tokenizer
-    from .opened import State
+    from .opened import Parts, State
 
 _NAMES = {
     "embed_tokens": "token_embd",
@@ -65,6 +67,11 @@ _NAMES = {
     "lm_head": "output",
 }
 _TABLE, _HEAD, _POSITIONS = "token_embd.weight", "output.weight", "position_embd.weight"
+_KEPT = {  # what QuantLinear can hold as it is
+    "Q8_0": QuantScheme(bits=8, group=32, method="gguf"),
+    "Q4_0": QuantScheme(bits=4, group=32, method="gguf"),
+    "Q4_1": QuantScheme(bits=4, group=32, zero=True, method="gguf"),
+}
 _ROPE_FACTORS = "rope_freqs.weight"  # by what each pair's frequency is divided
 
 
@@ -283,6 +290,7 @@ def open_model(path: Path, ignore_keys: Collection[str] = ()) -> Opened:
         from_file=partial(state_from_gguf, name=name, head_size=cfg.head_size),
         change=partial(_change, ARCHITECTURES[name]),
         repeats=(_HEAD, _TABLE) if tied and _HEAD in stored else None,
+        blocks=lambda name: _blocks(path, name, stored[name]),
         notes=[f"{_ROPE_FACTORS} is {cfg.rope_scaling}"] if factors else [],
         tokenizer=partial(_read_tokenizer, path, metadata),
         facts=partial(_read_facts, metadata),
@@ -456,6 +464,14 @@ def _read_rope_factors(path: Path, stored: Stored | None) -> list[float] | None:
         raise ConfigError(f"{_ROPE_FACTORS} must hold at most 1024 numbers in F32")
     raw = read_start(path, stored, stored.size)
     return [shortest(number) for (number,) in struct.iter_unpack("<f", raw)]
+
+
+def _blocks(
+    path: Path, name: str, stored: Stored
+) -> tuple[QuantScheme, Callable[[], Parts]] | None:
+    if stored.kind.name not in _KEPT or len(stored.shape) != 2:
+        return None
+    return _KEPT[stored.kind.name], partial(read_blocks, path, name, stored)
 
 
 def _begin_alike(path: Path, head: Stored, table: Stored) -> bool:

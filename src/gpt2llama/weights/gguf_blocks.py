@@ -126,6 +126,15 @@ def encode(kind: Kind, tensor: Tensor, name: str) -> Iterator[Bytes]:
             yield _ENCODERS[kind.name](blocks).reshape(-1)
 
 
+def split_blocks(name: str, blocks: Bytes) -> list[NDArray[Any]]:
+    """Of n blocks of Q8_0, Q4_0 or Q4_1 the codes (n, 32), int8 or uint8 0..15, and in fp16 the
+    scales (n, 1) and, of Q4_1 alone, the least weights (n, 1)."""
+    codes = blocks[:, -16:]
+    q = blocks[:, 2:].view(np.int8) if name == "Q8_0" else np.hstack([codes & 15, codes >> 4])
+    halves = (blocks[:, at : at + 2] for at in ((0, 2) if name == "Q4_1" else (0,)))
+    return [np.ascontiguousarray(q), *(np.ascontiguousarray(h).view(np.float16) for h in halves)]
+
+
 def _decode_blocks(name: str, blocks: Bytes, out: Floats) -> None:
     """A block: scale, [least weight (_1),] [fifth bits (Q5),] codes; weight = scale · code + least.
 

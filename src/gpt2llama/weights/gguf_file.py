@@ -11,19 +11,22 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
 
 from ..atomic import new_file
 from ..errors import FileError, MissingExtraError, WeightsError
-from .gguf_blocks import KINDS, Bytes, Kind, decode, read_bytes
+from .gguf_blocks import KINDS, Bytes, Kind, decode, read_bytes, split_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .opened import Parts
 
 Metadata = dict[str, Any]
 
@@ -76,29 +79,46 @@ def read_tensor(path: Path, name: str, stored: Stored) -> Tensor:
 
     kind, count = stored.kind, math.prod(stored.shape)
     flat: Any
-    try:
-        with path.open("rb") as file:
-            file.seek(stored.offset)
-            if kind.dtype is None:
-                flat = decode(kind, file, count)
-            else:
-                flat = read_bytes(file, stored.size)
-    except MissingExtraError:
-        raise
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    with _opened(path, stored) as file:
+        flat = decode(kind, file, count) if kind.dtype is None else read_bytes(file, stored.size)
     if flat is None:
         raise WeightsError(f"{path} is truncated: it ends inside the tensor {name}")
     tensor = torch.from_numpy(flat)
     return (tensor.view(getattr(torch, kind.dtype)) if kind.dtype else tensor).view(stored.shape)
 
 
+def read_blocks(path: Path, name: str, stored: Stored) -> Parts:
+    """A Q8_0, Q4_0 or Q4_1 matrix (N, K) as it is stored: integers (N, K), int8 or uint8 0..15,
+    and scales and least weights (N, K / 32), fp16. The same errors.
+    """
+    import torch
+
+    with _opened(path, stored) as file:
+        raw = read_bytes(file, stored.size)
+    if raw is None:
+        raise WeightsError(f"{path} is truncated: it ends inside the tensor {name}")
+    blocks, rows = raw.reshape(-1, stored.kind.size), stored.shape[0]
+    q, scale, *least = (
+        torch.from_numpy(part).view(rows, -1) for part in split_blocks(stored.kind.name, blocks)
+    )
+    return q, scale, least[0] if least else None
+
+
 def read_start(path: Path, stored: Stored, limit: int) -> bytes:
     """The first bytes of a tensor, at most `limit`."""
+    with _opened(path, stored) as file:
+        return file.read(min(stored.size, limit))
+
+
+@contextmanager
+def _opened(path: Path, stored: Stored) -> Iterator[BinaryIO]:
+    """The file, at the tensor."""
     try:
         with path.open("rb") as file:
             file.seek(stored.offset)
-            return file.read(min(stored.size, limit))
+            yield file
+    except MissingExtraError:  # an OSError too
+        raise
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from error
 

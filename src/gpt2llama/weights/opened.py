@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..model.config import ModelConfig
+from ..quant.scheme import QuantScheme
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ..tokenizer import Facts, Tokenizer
 
     State = dict[str, Tensor]
+    Parts = tuple[Tensor, Tensor, Tensor | None]
 
 
 PAIRS = "rows of each head from pairs to halves"
@@ -50,8 +52,11 @@ class Opened:
     to_file, from_file: tensors (and so names and shapes) from ours to the file's and back;
     from_file is given them one at a time; change: how it changes a tensor, in words, by its name in
     the file. repeats: the names of a head that the file holds though the config ties it, and of
-    the embedding. notes: what a user may want to know, a line each. facts: of the tokenizer, where
-    they can be had quickly. readers: how many tensors are worth reading at once.
+    the embedding. schemes: of the matrices that the model has quantised, by module (a tied table as
+    lm_head). blocks: of a tensor that can be kept in the file's own blocks, its scheme and what
+    reads its integers, scales and minimums. notes: what a user may want to know, a line each.
+    facts: of the tokenizer, where they can be had quickly. readers: how many tensors are worth
+    reading at once.
     """
 
     where: str
@@ -63,6 +68,8 @@ class Opened:
     from_file: Callable[[State], State] = dict
     change: Callable[[str], str] = lambda name: ""
     repeats: tuple[str, str] | None = None
+    schemes: Mapping[str, QuantScheme] = field(default_factory=dict)
+    blocks: Callable[[str], tuple[QuantScheme, Callable[[], Parts]] | None] = lambda name: None
     notes: list[str] = field(default_factory=list)
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
     facts: Callable[[], Facts | None] = lambda: None

@@ -10,6 +10,11 @@ import torch
 from .build import check, settle_head
 from .opened import Opened
 
+_TWINS = {  # where a tied table stands beside the place that it is stored for
+    "embed_tokens.weight": "lm_head.weight",
+    **{f"lm_head.{part}": f"embed_tokens.{part}" for part in ("words", "scale", "minimum")},
+}
+
 
 @dataclass(frozen=True)
 class Mapped:
@@ -36,8 +41,9 @@ def report(opened: Opened) -> list[Mapped]:
         if name in settled.headers:
             ours = tuple(settled.from_file({name: torch.empty(info.shape, device="meta")}))
             change = settled.change(name)
-        if settled.config.tie_embeddings and "embed_tokens.weight" in ours:
-            ours = (*ours, "lm_head.weight")
+        twin = _TWINS.get(ours[0]) if ours and settled.config.tie_embeddings else None
+        if twin is not None:
+            ours = (*ours, twin)
             change = f"{change}, tied" if change else "tied"
         dtype, file = info.kind or info.dtype, str(opened.file_of(name))
         lines.append(Mapped(opened.own_name(name), file, info.shape, dtype, ours, change))
