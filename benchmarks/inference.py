@@ -437,6 +437,7 @@ def measure(case: Case, source: str | None, args: Any) -> Row:
             cache = "fp32" if row["kind"] == "fp32" else "bf16"  # llama.cpp's default is fp16
             row["bytes_per_token"] = row["weights_read"] + kv_bytes_per_token(cfg, cache) * seen
         for r in range(-1, args.rounds):  # round -1 warms up
+            print(f"{case.model}: round {r + 1} of {args.rounds}", file=sys.stderr)
             for i in range(len(ready)):
                 row, peer = ready[(i + r) % len(ready)]
                 try:
