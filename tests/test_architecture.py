@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"tokenizer"},
     "train": {"machine", "model", "data", "tokenizer", "weights", "plan"},
     "corpus": {"assets", "data", "tokenizer"},
-    "inference_speed": {"generate", "machine", "model", "plan", "weights"},
+    "inference_speed": {"generate", "machine", "model", "native", "plan", "weights"},
     "demo": {
         *("corpus", "data", "generate", "machine", "model", "plan", "tokenizer", "train"),
         "weights",

@@ -26,6 +26,7 @@ from .generate.decode import Generation
 from .machine import bf16_if_native, gemm_limit, peak_rss, read_bandwidth
 from .model.config import ModelConfig
 from .model.transformer import Transformer
+from .native import decoder
 from .plan import kv_bytes_per_token, parameters, prefill_step
 from .weights import load, save
 
@@ -188,7 +189,7 @@ def model_facts(model: Transformer) -> dict[str, Any]:
         "bits_per_weight": round(8 * weight_bytes(model) / parameters(model.config)["total"], 3),
         "dtype": None if plain is None else _SHORT[plain],
         "quant": None if scheme is None else f"int{scheme.bits}",
-        "path": "pytorch",
+        "path": "pytorch" if decoder(model) is None else "native",
         "threads": torch.get_num_threads(),
     }
 
