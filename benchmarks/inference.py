@@ -540,7 +540,9 @@ def markdown(cases: dict[str, Row]) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="default: %(default)s")
+    parser.add_argument(
+        "--systems", default=",".join(SYSTEMS), help="NAME or NAME:KIND …; default: %(default)s"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="timed, of every system")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--smollm2", default="smollm2-135m", help="its weights: path or asset")
@@ -551,7 +553,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/inference.json"))
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    for asked, known in ((args.cases, CASES), (args.systems, SYSTEMS)):
+    systems = {*SYSTEMS, *(s for case in CASES.values() for s in case.systems.split())}
+    for asked, known in ((args.cases, CASES), (args.systems, systems)):
         if unknown := set(asked.split(",")) - set(known):
             parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
     if min(args.rounds, args.threads) < 1:
@@ -584,7 +587,8 @@ def main() -> None:
         args.rounds = 1
     for name in args.cases.split(","):
         case = CASES[name]
-        wanted = (s for s in case.systems.split() if s.split(":")[0] in args.systems.split(","))
+        asked = args.systems.split(",")
+        wanted = (s for s in case.systems.split() if s in asked or s.split(":")[0] in asked)
         case = case._replace(systems=" ".join(wanted))
         if args.quick:
             case = case._replace(prompt=min(case.prompt, 64), new=min(case.new, 8))

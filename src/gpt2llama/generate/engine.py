@@ -61,7 +61,8 @@ def new_cache(
         cache = KVCache(model.config, batch_size, max_len, dtype, parameter.device)
     kernel = decoder(model)
     if kernel is not None and batch_size <= MAX_TOKENS:
-        _kernels[cache] = _Kernel(kernel, MAX_TOKENS if quantised else FEW, cuts=quantised)
+        at_once = MAX_TOKENS if quantised or _widens(model) else FEW
+        _kernels[cache] = _Kernel(kernel, at_once, cuts=quantised)
     return cache
 
 
@@ -128,12 +129,10 @@ def _through_pytorch(
     training = [module for module in model.modules() if module.training] if model.training else []
     for module in training:
         module.training = False
-    parameter = next(model.parameters())
-    slow = parameter.dtype == torch.bfloat16 and bf16_if_native(parameter.device) != torch.bfloat16
     size = max(1, CHUNK // len(ids))
     masks = [None] * len(_cut(ids, size)) if real is None else _cut(real, size)
     try:
-        with _Widened() if slow else nullcontext():
+        with _Widened() if _widens(model) else nullcontext():
             for part, mask in zip(_cut(ids, size), masks, strict=True):
                 logits = model(part, cache=cache, attention_mask=mask, logits_to_keep=keep)
     finally:
@@ -142,9 +141,15 @@ def _through_pytorch(
     return logits.float()
 
 
+def _widens(model: Transformer) -> bool:
+    """Whether its weights are bf16 on a machine that multiplies that slowly."""
+    parameter = next(model.parameters())
+    return parameter.dtype == torch.bfloat16 != bf16_if_native(parameter.device)
+
+
 class _Widened(TorchFunctionMode):
-    """bf16 weights as fp32 for as long as an operator runs, on machines that multiply bf16 slowly
-    (a few hundredths of fp32's speed); sums and activations are fp32's, too."""
+    """bf16 weights as fp32 for as long as an operator runs; sums and activations are fp32's, too.
+    Processors without bf16 multiply it at a few hundredths of fp32's speed."""
 
     WIDER = (F.linear, F.layer_norm, F.rms_norm)
 

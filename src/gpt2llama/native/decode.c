@@ -114,6 +114,9 @@ INLINE vf load(int kind, const void *p, int64_t i) {
     return __builtin_convertvector(widen8((const int8_t *)p + i), vf);
 }
 
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 ? 2 : 1; }
 
 INLINE float load1(int kind, const void *p, int64_t i) {
@@ -240,7 +243,7 @@ typedef struct {
     float *scale;   // (n, cols / 32), of the rounded ones
     float *total;   // (n, cols / 32), sums of what is multiplied
     int32_t *sum;   // (n, cols / 32), sums of q
-    float *wide;    // (cols), room for a row of bf16 weights
+    float *wide;    // (16, cols), room for rows of bf16 weights
 } Inputs;
 
 static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n) {
@@ -286,28 +289,33 @@ INLINE void ask_ahead(const void *p, int64_t bytes) {
         __builtin_prefetch((const char *)p + AHEAD + b);
 }
 
-// One row of k numbers times `cols` inputs; `chains` sums at once hide the additions' latency.
-INLINE void dense(int kind, int chains, int cols, const void *w, int64_t k, const float *x,
-                  int64_t x_stride, float *y, int64_t y_stride) {
+// `count` rows of k numbers times `cols` inputs; `chains` sums at once hide the additions' latency.
+INLINE void dense(int kind, int count, int chains, int cols, const void *w, int64_t k,
+                  const float *x, int64_t x_stride, float *y, int64_t y_stride) {
+    const int64_t row = k * size_of(kind);
     vf total[4][4] = {0};
     int64_t i = 0;
     for (; i + chains * LANES <= k; i += chains * LANES) {
-        ask_ahead((const char *)w + i * size_of(kind), chains * LANES * size_of(kind));
+        if (count == 1)
+            ask_ahead((const char *)w + i * size_of(kind), chains * LANES * size_of(kind));
         for (int a = 0; a < chains; a++) {
-            vf v = load(kind, w, i + a * LANES);
+            vf v[4];
             for (int c = 0; c < cols; c++)
-                total[a][c] += v * load(F32, x + c * x_stride, i + a * LANES);
+                v[c] = load(F32, x + c * x_stride, i + a * LANES);
+            for (int r = 0; r < count; r++)
+                for (int c = 0; c < cols; c++)
+                    total[r * chains + a][c] += load(kind, (const char *)w + r * row, i + a * LANES) * v[c];
         }
     }
-    for (; i + LANES <= k; i += LANES)
-        for (int c = 0; c < cols; c++)
-            total[0][c] += load(kind, w, i) * load(F32, x + c * x_stride, i);
-    for (int c = 0; c < cols; c++) {
-        float rest = sum(total[0][c] + total[1][c] + total[2][c] + total[3][c]);
-        for (int64_t j = i; j < k; j++)
-            rest += load1(kind, w, j) * x[c * x_stride + j];
-        y[c * y_stride] = rest;
-    }
+    for (int r = 0; r < count; r++)
+        for (int c = 0; c < cols; c++) {
+            float rest = 0;
+            for (int64_t j = i; j < k; j++)
+                rest += load1(kind, (const char *)w + r * row, j) * x[c * x_stride + j];
+            for (int a = 0; a < chains; a++)
+                rest += sum(total[r * chains + a][c]);
+            y[c * y_stride + r] = rest;
+        }
 }
 
 // One block of a tile times one input: for each row the sum of 32 products, a part of 16 rows.
@@ -399,22 +407,34 @@ INLINE void tiles(int kind, int rounded, const Matrix *m, const Inputs *in, int6
     }
 }
 
+// Few inputs: a row at a time, as memory streams it. Many: two rows (widened to floats) by four
+// inputs, of 16 rows that stay in the cache while all inputs pass.
 INLINE void rows(int kind, const Matrix *m, const Inputs *in, int64_t n, int64_t lo, int64_t hi,
                  float *y, int64_t stride) {
-    const int64_t k = m->cols;
-    for (int64_t row = lo; row < hi; row++) {
+    const int64_t k = m->cols, many = n >= 8 ? n / 4 * 4 : 0;
+    for (int64_t row = lo; row < hi; row += TILE) {
+        const int64_t count = least(TILE, hi - row);
         const char *w = (const char *)m->weight + row * k * size_of(kind);
-        int64_t at = 0;
-        if (kind == BF16 && n >= 8) { // widened once for all inputs
-            for (int64_t i = 0; i < k; i++)
-                in->wide[i] = load1(BF16, w, i);
-            for (; at + 4 <= n; at += 4)
-                dense(F32, 2, 4, in->wide, k, in->x + at * k, k, y + at * stride + row, stride);
+        for (int64_t i = 0; kind != F32 && many && i < count * k; i++)
+            in->wide[i] = load1(kind, w, i);
+        const float *wide = kind == F32 ? (const float *)w : in->wide;
+        for (int64_t at = 0; at < many; at += 4) {
+            const float *x = in->x + at * k;
+            float *to = y + at * stride + row;
+            for (int64_t r = 0; r + 2 <= count; r += 2)
+                dense(F32, 2, 1, 4, wide + r * k, k, x, k, to + r, stride);
+            if (count % 2)
+                dense(F32, 1, 2, 4, wide + (count - 1) * k, k, x, k, to + count - 1, stride);
         }
-        for (; at + 4 <= n; at += 4)
-            dense(kind, 2, 4, w, k, in->x + at * k, k, y + at * stride + row, stride);
-        for (; at < n; at++)
-            dense(kind, 4, 1, w, k, in->x + at * k, k, y + at * stride + row, stride);
+        for (int64_t r = 0; r < count; r++) {
+            int64_t at = many;
+            for (; at + 4 <= n; at += 4)
+                dense(kind, 1, 2, 4, w + r * k * size_of(kind), k, in->x + at * k, k,
+                      y + at * stride + row + r, stride);
+            for (; at < n; at++)
+                dense(kind, 1, 4, 1, w + r * k * size_of(kind), k, in->x + at * k, k,
+                      y + at * stride + row + r, stride);
+        }
     }
 }
 
@@ -582,9 +602,6 @@ typedef struct {
     Inputs in;
 } Own;
 
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // Cuts memory into buffers, each on a cache line of its own; with NULL it only counts.
 static char *cut(char **at, int64_t bytes) {
     char *here = *at;
@@ -602,7 +619,7 @@ static Own own_buffers(const Model *m, char *memory, int64_t n, int64_t *bytes) 
     own.in.scale = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
     own.in.total = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
     own.in.sum = (int32_t *)cut(&at, 4 * n * (widest / BLOCK + 1));
-    own.in.wide = (float *)cut(&at, 4 * widest);
+    own.in.wide = (float *)cut(&at, 4 * TILE * widest);
     if (bytes)
         *bytes = at - memory;
     return own;
@@ -743,7 +760,7 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
     const char *values = (const char *)cache->values + at * k * size_of(kind);
     float p[4][SPAN + LANES], *y = s->piece + ((i * s->pieces + span) * m->heads + h) * (k + 2);
     for (int64_t j = 0; j < hi - lo; j++)
-        dense(kind, cols == 1 ? 4 : 2, cols, keys + j * k * size_of(kind), k,
+        dense(kind, 1, cols == 1 ? 4 : 2, cols, keys + j * k * size_of(kind), k,
               s->qkv + i * width + h * k, width, p[0] + j, SPAN + LANES);
     for (int c = 0; c < cols; c++) {
         float size = -INFINITY, total = 0;
