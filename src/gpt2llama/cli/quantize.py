@@ -96,6 +96,8 @@ def quantize(
     )
     for name, error in made.errors.items():
         tell(f"{error:>8.3%}  {name}")
+    for name in made.unscaled:
+        tell(f" clipped  {name}: nothing before it can take up scales of its inputs")
     for name, inputs in made.left.items():
         why = "--no-head" if inputs % how.divisor == 0 else f"{how.divisor} must divide its inputs"
         tell(f"    left  {name}, {inputs} inputs: {why}")
