@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -15,17 +15,22 @@ from ..model.transformer import Transformer
 from .linear import QuantEmbedding, QuantLinear
 from .scheme import QuantScheme
 
-METHODS = ("rtn",)  # each a module with `quantise`, as below
+METHODS = ("rtn", "gptq", "awq")  # each a module with `quantise`, as below
 Calibration = list[Tensor]  # texts as ids, int64 (B, T) each
+Watch = Callable[[Iterable[Any], int], Iterable[Any]]  # the work to do, and how much it is
 
 
 def quantise(
-    model: Transformer, scheme: QuantScheme, calibration: Calibration | None = None
+    model: Transformer,
+    scheme: QuantScheme,
+    calibration: Calibration | None = None,
+    watch: Watch = lambda work, count: work,
 ) -> Transformer:
     """A new model in eval mode, the old one untouched. Norms, biases and positions become fp32.
 
     A matrix whose inputs the group does not divide stays as it is, in fp32; `report` says which.
     calibration: of GPTQ and AWQ, which choose integers by what flows through the model.
+    watch: sees the matrices, or blocks, as they are done, and how many there are.
     Raises WeightsError for weights that are not finite; InputError for a model that is quantised
     already or has no matrix that fits, and for a lacking calibration.
     """
@@ -36,7 +41,7 @@ def quantise(
     if not targets(model, scheme):
         raise InputError(f"no matrix of the model has inputs that {scheme.divisor} divides")
     method = importlib.import_module(f".{scheme.method}", __package__)
-    quantised: Transformer = method.quantise(model, scheme, calibration)
+    quantised: Transformer = method.quantise(model, scheme, calibration, watch)
     return quantised
 
 

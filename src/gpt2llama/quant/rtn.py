@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from ..errors import WeightsError
 from ..model.transformer import Transformer
-from .apply import Calibration, swapped, targets
+from .apply import Calibration, Watch, swapped, targets
 from .linear import QuantLinear
 from .scheme import QuantScheme
 
@@ -20,11 +20,12 @@ Parts = tuple[Tensor, Tensor, Tensor | None]
 
 
 def quantise(
-    model: Transformer, scheme: QuantScheme, calibration: Calibration | None = None
+    model: Transformer, scheme: QuantScheme, calibration: Calibration | None, watch: Watch
 ) -> Transformer:
     """As `apply.quantise`; needs no calibration."""
     layers = {}
-    for name, module in targets(model, scheme).items():
+    matrices = targets(model, scheme)
+    for name, module in watch(matrices.items(), len(matrices)):
         try:
             parts = round_to_nearest(module.weight, scheme)
         except WeightsError as error:
@@ -62,26 +63,48 @@ def decode(q: Tensor, scale: Tensor, minimum: Tensor | None, bits: int) -> Tenso
     return (q - 8 if bits == 4 else q) * scale
 
 
-def _round(rows: Tensor, scheme: QuantScheme) -> Parts:
-    bits = scheme.bits
-    w = rows.float().view(len(rows), scheme.groups(rows.shape[1]), -1)
+def fit(
+    w: Tensor, scheme: QuantScheme, error: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """The scale and minimum, each (N, G, 1), of the groups w (N, G, group): of a few, the ones
+    that round to the least `error`, which takes W' - W as w and gives (N, G, 1). All fp32.
+    """
     (scale, minimum), *others = _candidates(w, scheme)
-    least = _error(w, scale, minimum, bits)
+    least = error(_change(w, scale, minimum, scheme.bits))
     for other, other_minimum in others:
-        error = _error(w, other, other_minimum, bits)
-        better = error < least
-        least, scale = error.where(better, least), other.where(better, scale)
+        found = error(_change(w, other, other_minimum, scheme.bits))
+        better = found < least
+        least, scale = found.where(better, least), other.where(better, scale)
         if minimum is not None and other_minimum is not None:
             minimum = other_minimum.where(better, minimum)
-    q = encode(w, scale, minimum, bits).to(torch.int8 if bits == 8 else torch.uint8)
+    return scale, minimum
+
+
+def squared(change: Tensor) -> Tensor:
+    """The error of `fit` that knows nothing of the inputs."""
+    return change.square().sum(-1, keepdim=True)
+
+
+def finish(w: Tensor, scale: Tensor, minimum: Tensor | None, scheme: QuantScheme) -> Parts:
+    """The nearest integers for what `fit` found, and the parts as a layer takes them."""
+    q = encode(w, scale, minimum, scheme.bits)
+    q = q.to(torch.int8 if scheme.bits == 8 else torch.uint8)
     halves = None if minimum is None else minimum.squeeze(-1).half()
     return q.flatten(1), scale.squeeze(-1).half(), halves
 
 
-def _error(w: Tensor, scale: Tensor, minimum: Tensor | None, bits: int) -> Tensor:
-    """The squared error of each group, (N, G, 1)."""
-    back = decode(encode(w, scale, minimum, bits), scale, minimum, bits)
-    return (back - w).square_().sum(-1, keepdim=True)
+def grouped(rows: Tensor, scheme: QuantScheme) -> Tensor:
+    """(N, K) -> fp32 (N, G, group)."""
+    return rows.float().view(len(rows), scheme.groups(rows.shape[1]), -1)
+
+
+def _round(rows: Tensor, scheme: QuantScheme) -> Parts:
+    w = grouped(rows, scheme)
+    return finish(w, *fit(w, scheme, squared), scheme)
+
+
+def _change(w: Tensor, scale: Tensor, minimum: Tensor | None, bits: int) -> Tensor:
+    return decode(encode(w, scale, minimum, bits), scale, minimum, bits).sub_(w)
 
 
 def _candidates(w: Tensor, scheme: QuantScheme) -> Iterator[tuple[Tensor, Tensor | None]]:
