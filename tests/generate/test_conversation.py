@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 from typing import Any
 
@@ -14,12 +15,12 @@ from hypothesis import strategies as st
 
 from gpt2llama.errors import InputError, TokenizerError
 from gpt2llama.generate import SamplingConfig, decode
-from gpt2llama.generate import chat as chat_module
 from gpt2llama.generate.chat import Chat
 from gpt2llama.generate.generation import Generation
 from gpt2llama.model.transformer import Transformer
 from gpt2llama.tokenizer import BPETokenizer, train_bpe
 
+DECODE = importlib.import_module("gpt2llama.generate.decode")  # the package's is the function
 TEXT = "却说曹操引军追赶玄德。Then the story goes on, user and assistant and system.\n" * 3
 
 
@@ -46,8 +47,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         passes.append(ids.shape[1])
         return last_logits(model, ids, cache)
 
-    last_logits = chat_module.last_logits
-    monkeypatch.setattr(chat_module, "last_logits", counted)
+    last_logits = DECODE.last_logits
+    monkeypatch.setattr(DECODE, "last_logits", counted)
     return passes
 
 
@@ -79,11 +80,14 @@ actions = st.one_of(
 
 
 @settings(max_examples=30)
-@given(st.lists(actions, max_size=6))
+@given(st.lists(actions, max_size=6), st.sampled_from([None, "lookup"]))
 def test_equal_to_reading_the_whole_chat_anew(
-    model: Transformer, tokenizer: BPETokenizer, actions: list[tuple[str, Any]]
+    model: Transformer,
+    tokenizer: BPETokenizer,
+    actions: list[tuple[str, Any]],
+    speculate: str | None,
 ) -> None:
-    chat = Chat(model, tokenizer, max_new_tokens=9)
+    chat = Chat(model, tokenizer, max_new_tokens=9, speculate=speculate)
     for action, text in actions:
         if action == "say":
             said = "".join(chat.say(text))
@@ -150,7 +154,7 @@ def test_an_interrupted_answer(
     model: Transformer, tokenizer: BPETokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C between tokens, or within a forward pass."""
-    chat, last_logits, count = Chat(model, tokenizer, max_new_tokens=20), chat_module.last_logits, 0
+    chat, last_logits, count = Chat(model, tokenizer, max_new_tokens=20), DECODE.last_logits, 0
 
     def interrupted(*args: Any) -> torch.Tensor:
         nonlocal count
@@ -160,7 +164,7 @@ def test_an_interrupted_answer(
             raise KeyboardInterrupt
         return logits
 
-    monkeypatch.setattr(chat_module, "last_logits", interrupted)
+    monkeypatch.setattr(DECODE, "last_logits", interrupted)
     for text in ("却说", "曹操"):
         said = ""
         answer = chat.say(text)
@@ -186,7 +190,7 @@ def test_an_answer_that_another_follows(model: Transformer, tokenizer: BPETokeni
     assert "却说" not in tokenizer.decode(chat.answer.prompt)
 
 
-def test_a_full_context(tokenizer: BPETokenizer, runs: list[int]) -> None:
+def test_a_full_context(tokenizer: BPETokenizer) -> None:
     """The oldest turns go, the system message and the last stay, and answers are still equal."""
     model = tiny(context=100, position="rope")
     chat = Chat(model, tokenizer, system="abc", max_new_tokens=10)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..errors import InputError, TokenizerError
-from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
 from ..tokenizer import Tokenizer
-from .decode import Completion
-from .engine import last_logits, new_cache
-from .prefix import common_prefix
-from .sampling import SamplingConfig, sample
+from .decode import Completion, decode
+from .prefix import PrefixCache
+from .sampling import SamplingConfig
 
 
 class Chat:
@@ -33,19 +32,24 @@ class Chat:
         system: str | None = None,
         max_new_tokens: int = 512,
         kv_dtype: str = "auto",
+        speculate: str | Transformer | None = None,
+        draft_tokens: int = 4,
         **sampling: Any,
     ) -> None:
-        """sampling: fields of SamplingConfig. TokenizerError where there is no chat format."""
+        """kv_dtype, speculate, draft_tokens: as of `decode`. sampling: fields of SamplingConfig.
+
+        TokenizerError where there is no chat format.
+        """
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens must be at least 1 (got {max_new_tokens})")
         if tokenizer.vocab_size > model.config.vocab_size:
             raise InputError("the tokenizer has more ids than the model; is it another model's?")
         tokenizer.apply_chat([_message("user", "")])
         self.model, self.tokenizer = model, tokenizer
-        self.system, self.max_new_tokens, self.kv_dtype = system, max_new_tokens, kv_dtype
+        self.system, self.max_new_tokens = system, max_new_tokens
+        self.speculate, self.draft_tokens = speculate, draft_tokens
         self.sampling = SamplingConfig(**sampling)
-        self._cache: KVCache | None = None
-        self._held: list[int] = []  # the ids in the cache, or the first of them
+        self._prefix = PrefixCache(model, max_bytes=0, kv_dtype=kv_dtype)  # the last text alone
         self.reset()
 
     def reset(self) -> None:
@@ -53,7 +57,7 @@ class Chat:
         self.turns: list[dict[str, str]] = []
         self.dropped = 0
         self.answer: Completion | None = None  # the last one, with its prompt and finish_reason
-        self._generator = self.sampling.generator(next(self.model.parameters()).device)
+        self._seeds = self.sampling.generator(torch.device("cpu"))  # one for each answer
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -91,55 +95,27 @@ class Chat:
         self.dropped = dropped
         return ids
 
-    @torch.inference_mode()
     def _answer(self, text: str, ids: list[int]) -> Iterator[str]:
         message = _message("assistant", "")
         self.turns += [_message("user", text), message]
         answer = self.answer = Completion(ids, self.tokenizer, stop=())
-        logits = self._run(ids[self._rewind(ids) :])
-        vocab_size, seen = self.tokenizer.vocab_size, None
-        if self.sampling.repetition_penalty != 1:
-            seen = torch.zeros_like(logits[:, :vocab_size], dtype=torch.bool)
-            seen[0, ids] = True
-        while True:
-            id = int(sample(logits[:, :vocab_size], self.sampling, self._generator, seen))
-            if id in self.tokenizer.stop_ids:
-                answer.finish("stop")
-            else:
-                answer.add(id, float(logits.log_softmax(-1)[0, id]))
-                if len(answer.ids) == self.max_new_tokens:
-                    answer.finish("length")
-                elif len(ids) + len(answer.ids) == self.model.config.max_seq_len:
-                    answer.finish("context")
+        seed = int(torch.randint(2**63 - 1, (), generator=self._seeds))
+        for _ in decode(
+            self.model,
+            [answer],
+            max_new_tokens=self.max_new_tokens,
+            stop_ids=self.tokenizer.stop_ids,
+            sampling=replace(self.sampling, seed=seed),
+            vocab_size=self.tokenizer.vocab_size,
+            speculate=self.speculate,
+            draft_tokens=self.draft_tokens,
+            prefix=self._prefix,
+        ):
             if piece := answer.take():
                 message["content"] += piece
                 yield piece
-            if answer.finish_reason is not None or self.answer is not answer:  # another began
+            if self.answer is not answer:  # another began
                 return
-            if seen is not None:
-                seen[0, id] = True
-            logits = self._run([id])
-
-    def _rewind(self, ids: list[int]) -> int:
-        """Takes the cache back to what it shares with `ids`, but for the last; says how many."""
-        context = self.model.config.max_seq_len
-        room = min(len(ids) + self.max_new_tokens, context)
-        if self._cache is None or self._cache.max_len < room:  # a larger one is filled anew
-            room = min(max(2 * room, 1024), context)
-            self._held = []
-            self._cache = new_cache(self.model, 1, room, self.kv_dtype)
-        shared = common_prefix(self._held, ids[:-1])
-        del self._held[shared:]
-        self._cache.truncate(shared)
-        return shared
-
-    def _run(self, ids: list[int]) -> torch.Tensor:
-        """Appends to the cache; logits (1, V) after the last id."""
-        assert self._cache is not None
-        batch = torch.tensor([ids], device=next(self.model.parameters()).device)
-        logits = last_logits(self.model, batch, self._cache)
-        self._held += ids
-        return logits
 
 
 def _message(role: str, content: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ a token to every row that is still running.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -128,31 +129,23 @@ def _steps(
         return
     context, live = model.config.max_seq_len, list(rows)
     room = min(max(len(row.prompt) for row in rows) + max_new_tokens, context)
-    if prefix is None:
-        cache, logits = prefill(model, [row.prompt for row in rows], room, kv_dtype)
-    else:
-        cache, shared = prefix.take(model, rows[0].prompt, room)
-        new = torch.tensor([rows[0].prompt[shared:]], device=cache.keys.device)
-        logits = last_logits(model, new, cache)
-    generator, seen = sampling.generator(logits.device), None
-    if sampling.repetition_penalty != 1:
-        seen = torch.zeros_like(logits[:, :vocab_size], dtype=torch.bool)
-        for marks, row in zip(seen, rows, strict=True):
-            marks[list(row.prompt)] = True
-    try:
+    with nullcontext() if prefix is None else prefix.lend(model, rows[0], room) as lent:
+        if lent is None:
+            cache, logits = prefill(model, [row.prompt for row in rows], room, kv_dtype)
+        else:
+            cache, new = lent, rows[0].prompt[lent.end :]
+            logits = last_logits(model, torch.tensor([new], device=cache.keys.device), cache)
+        generator, seen = sampling.generator(logits.device), None
+        if sampling.repetition_penalty != 1:
+            seen = torch.zeros_like(logits[:, :vocab_size], dtype=torch.bool)
+            for marks, row in zip(seen, rows, strict=True):
+                marks[list(row.prompt)] = True
         while True:
             with one_thread():
                 ids = sample(logits[:, :vocab_size], sampling, generator, seen)[:, None]  # (B, 1)
                 logprobs = logits.log_softmax(-1).gather(1, ids)
             for row, token, logprob in zip(live, ids.tolist(), logprobs.tolist(), strict=True):
-                if token[0] in stop_ids:
-                    row.finish("stop")
-                    continue
-                row.add(token[0], logprob[0])
-                if row.finish_reason is None and len(row.ids) == max_new_tokens:
-                    row.finish("length")
-                elif row.finish_reason is None and len(row.prompt) + len(row.ids) == context:
-                    row.finish("context")
+                row.append(token[0], logprob[0], stop_ids, max_new_tokens, context)
             yield
             running = [i for i, row in enumerate(live) if row.finish_reason is None]
             if not running:
@@ -163,9 +156,6 @@ def _steps(
                 cache.select(running)
                 live, ids = [live[i] for i in running], ids[running]
             logits = last_logits(model, ids, cache)
-    finally:
-        if prefix is not None:
-            prefix.keep([*rows[0].prompt, *rows[0].ids], cache)
 
 
 class Completion(Generation):
@@ -295,8 +285,8 @@ def stream(model: Transformer, tokenizer: Tokenizer, prompt: str, **settings: An
     """The continuation of the prompt, piece by piece; a piece never splits a character.
 
     Settings: max_new_tokens=64, stop (strings), stop_ids, temperature=0.0 (greedy), top_k, top_p,
-    min_p, repetition_penalty, seed; kv_dtype, speculate, draft_tokens (see `decode`). It ends at
-    max_new_tokens, a stop, or the model's context.
+    min_p, repetition_penalty, seed; kv_dtype, speculate, draft_tokens, prefix (see `decode`).
+    It ends at max_new_tokens, a stop, or the model's context.
     Raises InputError, before the first piece, for a prompt that is empty or fills the context.
     """
     (sample,), steps = complete(model, tokenizer, prompt, num_samples=1, **settings)

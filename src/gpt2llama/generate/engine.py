@@ -36,6 +36,9 @@ class _Kernel:
     cuts: bool
     checked: bool = False  # that the cache is one it reads, since PyTorch last wrote it
 
+    def takes(self, rows: int, steps: int) -> bool:
+        return rows <= self.at_once if self.cuts else rows * steps <= self.at_once
+
 
 _kernels: WeakKeyDictionary[KVCache, _Kernel] = WeakKeyDictionary()
 
@@ -75,13 +78,12 @@ def run(
     kernel, (rows, steps) = _kernels.get(cache), ids.shape
     if kernel is not None and not kernel.checked:
         kernel.checked = kernel.decoder.fits(cache)
-    if kernel is None or not kernel.checked or real is not None:
+    if kernel is None or not kernel.checked or real is not None or not kernel.takes(rows, steps):
         logits = _through_pytorch(model, ids, cache, real, keep)
-    elif rows * steps <= kernel.at_once or kernel.cuts:
-        for part in _cut(ids, max(1, kernel.at_once // rows)):
-            logits = kernel.decoder.step(part, cache, min(keep, part.shape[1]))
     else:
-        logits = _through_pytorch(model, ids, cache, real, keep)
+        parts = _cut(ids, kernel.at_once // rows)
+        step = kernel.decoder.step
+        logits = _joined((step(part, cache, min(keep, part.shape[1])) for part in parts), keep)
     if not _finite(logits):
         raise WeightsError("the model's logits are not finite: its weights hold NaN or infinity")
     return logits
@@ -119,6 +121,14 @@ def _cut(ids: Tensor, size: int) -> list[Tensor]:
     return [ids[:, max(0, end - size) : end] for end in ends]
 
 
+def _joined(parts: Iterator[Tensor], keep: int) -> Tensor:
+    """The last `keep` logits of a text run in parts, each of which gives as many as it can."""
+    logits = next(parts)
+    for more in parts:
+        logits = torch.cat([logits, more], 1)[:, -keep:]
+    return logits
+
+
 def _through_pytorch(
     model: Transformer, ids: Tensor, cache: KVCache, real: Tensor | None, keep: int
 ) -> Tensor:
@@ -128,15 +138,18 @@ def _through_pytorch(
     for module in training:
         module.training = False
     size = max(1, CHUNK // len(ids))
-    masks = [None] * len(_cut(ids, size)) if real is None else _cut(real, size)
+    parts = _cut(ids, size)
+    masks = [None] * len(parts) if real is None else _cut(real, size)
     try:
         with _Widened() if _widens(model) else nullcontext():
-            for part, mask in zip(_cut(ids, size), masks, strict=True):
-                logits = model(part, cache=cache, attention_mask=mask, logits_to_keep=keep)
+            passes = (
+                model(part, cache=cache, attention_mask=mask, logits_to_keep=keep)
+                for part, mask in zip(parts, masks, strict=True)
+            )
+            return _joined(passes, keep).float()
     finally:
         for module in training:
             module.training = True
-    return logits.float()
 
 
 def _widens(model: Transformer) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,3 +34,21 @@ class Generation:
 
     def finish(self, reason: FinishReason) -> None:
         self.finish_reason = reason
+
+    def append(
+        self,
+        token: int,
+        logprob: float,
+        stop_ids: Collection[int],
+        max_new_tokens: int,
+        context: int,
+    ) -> None:
+        """Takes the next token, and ends where the first of these limits is reached."""
+        if token in stop_ids:
+            self.finish("stop")
+            return
+        self.add(token, logprob)
+        if self.finish_reason is None and len(self.ids) == max_new_tokens:
+            self.finish("length")
+        elif self.finish_reason is None and len(self.prompt) + len(self.ids) == context:
+            self.finish("context")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -11,6 +12,7 @@ from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
 from ..quant.kv import Int8KVCache
 from .engine import new_cache
+from .generation import Generation
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -22,8 +24,9 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 class PrefixCache:
     """Of one model, whose weights stay as they are: a prompt runs only what is new in it.
 
-    Give it to several calls as `prefix=`. It holds at most max_bytes; what was used longest ago
-    goes first. One call at a time.
+    Give it to several calls as `prefix=`; they answer as they would without it. Between them it
+    holds at most max_bytes, or the last text alone if that takes more; what was used longest ago
+    goes first. Not for two threads.
     """
 
     def __init__(
@@ -32,38 +35,48 @@ class PrefixCache:
         self.model, self.max_bytes, self.kv_dtype = model, max_bytes, kv_dtype
         self._kept: list[tuple[list[int], KVCache]] = []  # the last used at the end
 
-    def take(self, model: Transformer, ids: Sequence[int], room: int) -> tuple[KVCache, int]:
-        """A cache with room for that many tokens, and how many of ids it holds: not the last one,
-        whose logits are wanted. It is the caller's until `keep`."""
+    @contextmanager
+    def lend(self, model: Transformer, row: Generation, room: int) -> Iterator[KVCache]:
+        """A cache with room for that many tokens, which holds the beginning of the row's prompt,
+        but never the last token, whose logits are wanted. What the row then has is kept."""
         if model is not self.model:
             raise InputError("this PrefixCache is another model's; make one for each")
-        shared = [common_prefix(text, ids[:-1]) for text, _ in self._kept]
-        most = max(shared, default=0)
-        if most == 0:
-            return new_cache(model, 1, room, self.kv_dtype), 0
-        _, cache = self._kept.pop(shared.index(most))
-        cache.truncate(most)
-        if cache.max_len < room:
-            cache = self._copy(cache, room)
-        return cache, most
-
-    def keep(self, ids: Sequence[int], cache: KVCache) -> None:
-        """Of a text, what of it the cache holds; the oldest others make room."""
-        self._kept.append((list(ids[: cache.end]), cache))
-        while self.nbytes > self.max_bytes:
-            del self._kept[0]
+        cache = self._longest(row.prompt, room)
+        try:
+            yield cache
+        finally:
+            text = [*row.prompt, *row.ids]
+            cache.truncate(len(text))  # tokens that nobody has read yet may lie behind it
+            self._kept.append((text[: cache.end], cache))
+            while len(self._kept) > 1 and self.nbytes > self.max_bytes:
+                del self._kept[0]
 
     @property
     def nbytes(self) -> int:
-        return sum(sum(part.nbytes for part in _parts(cache)) for _, cache in self._kept)
+        return sum(part.nbytes for _, cache in self._kept for part in _parts(cache))
 
-    def _copy(self, cache: KVCache, room: int) -> KVCache:
-        larger, n = new_cache(self.model, 1, room, self.kv_dtype), cache.end
-        for new, old in zip(_parts(larger), _parts(cache), strict=True):
+    def _longest(self, ids: Sequence[int], room: int) -> KVCache:
+        shared = [common_prefix(text, ids[:-1]) for text, _ in self._kept]
+        most = max(shared, default=0)
+        if most == 0:
+            return new_cache(self.model, 1, room, self.kv_dtype)
+        text, cache = self._kept.pop(shared.index(most))
+        stays = 2 * most < len(text)  # most of it is its own, and may come again
+        if stays:
+            self._kept.append((text, cache))
+        if stays or cache.max_len < room:
+            return self._copy(cache, most, room)
+        cache.truncate(most)
+        return cache
+
+    def _copy(self, cache: KVCache, n: int, room: int) -> KVCache:
+        """Of its first n tokens."""
+        copy = new_cache(self.model, 1, room, self.kv_dtype)
+        for new, old in zip(_parts(copy), _parts(cache), strict=True):
             new[:, :, :, :n] = old[:, :, :, :n]
-        larger.positions[:, :n] = cache.positions[:, :n]
-        larger.length, larger.end, larger.plain = cache.length, n, cache.plain
-        return larger
+        copy.positions[:, :n] = cache.positions[:, :n]
+        copy.length, copy.end, copy.plain = cache.length.clamp(max=n), n, cache.plain
+        return copy
 
 
 def _parts(cache: KVCache) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ likeliest token alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -64,36 +65,39 @@ class DraftModel:
         self.model, self.sampling, self.generator = model, sampling, generator
         self.vocab_size = vocab_size
         self._cache: KVCache | None = None
-        self._held: list[int] = []
+        self._held: list[int] = []  # the ids in it
 
     def propose(self, ids: Sequence[int], n: int) -> tuple[list[int], Tensor | None]:
         n = min(n, self.model.config.max_seq_len - len(ids))
-        if n < 1:
+        if n < 1:  # the text is longer than its context
             return [], None
         text, guesses = list(ids), []
         probabilities: list[Tensor] = []
-        cache, logits = self._read(text)
+        cache = self._rewound(text, len(text) + n)
+        new = text[len(self._held) :]
         while True:
+            batch = torch.tensor([new], device=cache.keys.device)
+            logits = last_logits(self.model, batch, cache).cpu()
+            self._held += new
             with one_thread():
                 p = distribution(logits[:, : self.vocab_size], self.sampling, text)
                 guesses.append(int(draw(p, self.generator)))
             probabilities.append(p)
             if len(guesses) == n:
                 break
-            text.append(guesses[-1])
-            self._held.append(guesses[-1])
-            logits = last_logits(self.model, torch.tensor([[guesses[-1]]]), cache)
+            new = guesses[-1:]
+            text += new
         return guesses, None if self.sampling.greedy else torch.cat(probabilities)
 
-    def _read(self, ids: list[int]) -> tuple[KVCache, Tensor]:
-        """Logits after the text, of which the cache holds the beginning already."""
-        if self._cache is None:
-            self._cache = new_cache(self.model, 1, self.model.config.max_seq_len)
-        shared = common_prefix(self._held, ids[:-1])
-        self._cache.truncate(shared)
-        logits = last_logits(self.model, torch.tensor([ids[shared:]]), self._cache)
-        self._held = list(ids)
-        return self._cache, logits
+    def _rewound(self, ids: list[int], room: int) -> KVCache:
+        """The cache, with what it shares with ids[:-1], and room for that many tokens."""
+        if self._cache is None or self._cache.max_len < room:  # a larger one is filled anew
+            self._held = []
+            most = self.model.config.max_seq_len
+            self._cache = new_cache(self.model, 1, min(max(2 * room, 1024), most))
+        del self._held[common_prefix(self._held, ids[:-1]) :]
+        self._cache.truncate(len(self._held))
+        return self._cache
 
 
 def distribution(logits: Tensor, sampling: SamplingConfig, ids: Sequence[int]) -> Tensor:
@@ -153,16 +157,14 @@ def speculative_steps(
     """Generates into the row until it has its finish_reason; yields at every token."""
     context = model.config.max_seq_len
     room = min(len(row.prompt) + max_new_tokens, context)
-    text, shared = list(row.prompt), 0
-    if prefix is None:
-        cache = new_cache(model, 1, room, kv_dtype)
-    else:
-        cache, shared = prefix.take(model, text, room)
-    device, guesses, q = cache.keys.device, [], None  # type: torch.device, list[int], Tensor | None
-    waiting = text[shared:]  # not yet in the cache
-    try:
+    text, guesses, q = list(row.prompt), [], None  # type: list[int], list[int], Tensor | None
+    with (
+        nullcontext(new_cache(model, 1, room, kv_dtype))
+        if prefix is None
+        else prefix.lend(model, row, room)
+    ) as cache:
         while True:
-            ids = torch.tensor([[*waiting, *guesses]], device=device)
+            ids = torch.tensor([[*text[cache.end :], *guesses]], device=cache.keys.device)
             logits = run(model, ids, cache, keep=len(guesses) + 1)[0].cpu()
             with one_thread():
                 p = distribution(logits[:, :vocab_size], sampling, [*text, *guesses])
@@ -171,27 +173,15 @@ def speculative_steps(
             row.passes += 1
             row.proposed += len(guesses)
             row.accepted += len(tokens) - 1
-            for i, token in enumerate(tokens):
-                if token in stop_ids:
-                    row.finish("stop")
-                else:
-                    row.add(token, float(logprobs[i, token]))
-                    if row.finish_reason is None and len(row.ids) == max_new_tokens:
-                        row.finish("length")
-                    elif row.finish_reason is None and len(row.prompt) + len(row.ids) == context:
-                        row.finish("context")
+            text += tokens
+            cache.truncate(len(text) - 1)  # the last is not in it, nor what was rejected
+            for token, logprob in zip(tokens, logprobs, strict=False):
+                row.append(token, float(logprob[token]), stop_ids, max_new_tokens, context)
                 yield
                 if row.finish_reason is not None:
                     return
-            text += tokens
-            waiting = tokens[-1:]
-            cache.truncate(len(text) - 1)
-            n = min(draft_tokens, room - len(text))
+            n = min(draft_tokens, room - len(text) - 1)  # a token more comes with the guesses
             guesses, q = drafter.propose(text, n) if n > 0 else ([], None)
-    finally:
-        if prefix is not None:
-            cache.truncate(len(text))  # guesses may lie behind it
-            prefix.keep(text, cache)
 
 
 def make_drafter(
