@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sharp
 import torch
 from byte_model import random_model
 from hypothesis import given, settings
@@ -33,6 +34,57 @@ def test_the_same_text_as_without(
         got = g.generate_ids(model, [text], max_new_tokens=new, prefix=prefix, speculate=speculate)
         assert got == alone
         assert prefix.nbytes <= 20_000
+
+
+@settings(max_examples=15, deadline=None)
+@given(sharp.configs(), st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), max_size=5))
+def test_the_same_text_for_every_switch(cfg: g.ModelConfig, texts: list[list[int]]) -> None:
+    model = sharp.make(cfg)
+    prefix = PrefixCache(model)
+    for text in texts:
+        alone = g.generate_ids(model, [text], max_new_tokens=4)
+        assert g.generate_ids(model, [text], max_new_tokens=4, prefix=prefix) == alone
+
+
+def test_texts_that_share_little_are_both_kept() -> None:
+    """A BOS, a system message: what begins alike is copied, not taken from the other."""
+    model, first, second = MODELS[0], [1, 2, 3, 4, 5, 0, 2], [1, 2, 0, 0, 3, 3, 3]
+    prefix = PrefixCache(model)
+    held = []
+    for text in (first, second, first, second):
+        with prefix.lend(model, Generation(text), 8) as cache:
+            held.append(cache.end)
+            engine.run(model, torch.tensor([text[cache.end :]]), cache)
+    assert held == [0, 2, 6, 6]
+    least = PrefixCache(model, max_bytes=0)  # the last one stays, whatever it takes
+    for text, shared in ((first, 0), (second, 2), (second, 6), (first, 2)):
+        with least.lend(model, Generation(text), 8) as cache:
+            assert cache.end == shared
+            engine.run(model, torch.tensor([text[shared:]]), cache)
+    assert 0 < least.nbytes < prefix.nbytes
+
+
+def test_an_interrupted_prefill_is_kept_as_far_as_it_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = sharp.make(g.ModelConfig(**sharp.SIZES, position="rope"))
+    prefix, passes, through = PrefixCache(model), 0, g.Transformer.forward
+
+    def halting(*args: Any, **how: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        if passes == 3:
+            raise KeyboardInterrupt
+        return through(*args, **how)
+
+    monkeypatch.setattr(engine, "CHUNK", 2)
+    monkeypatch.setattr(g.Transformer, "forward", halting)
+    text = [1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(KeyboardInterrupt):
+        g.generate_ids(model, [text], max_new_tokens=2, prefix=prefix)
+    got = g.generate_ids(model, [text], max_new_tokens=2, prefix=prefix)
+    assert passes == 3 + 2 + 1  # the four tokens that are left, and the answer's first
+    assert got == g.generate_ids(model, [text], max_new_tokens=2)
 
 
 def test_only_what_is_new_is_run(monkeypatch: pytest.MonkeyPatch) -> None:

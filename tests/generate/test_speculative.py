@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
 import pytest
+import sharp
 import torch
 from byte_model import ByteTokenizer, random_model
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ import gpt2llama as g
 from gpt2llama.errors import InputError
 from gpt2llama.generate import SamplingConfig, complete, decode
 from gpt2llama.generate.generation import Generation
-from gpt2llama.generate.speculative import PromptLookup, distribution, leftover
+from gpt2llama.generate.speculative import PromptLookup, distribution, leftover, verify
 
 BYTES = ByteTokenizer()
 few = settings(max_examples=25, deadline=None)
@@ -54,12 +56,51 @@ def test_greedy_text_is_the_models_own(
     assert 0 <= guessed.accepted <= guessed.proposed
 
 
-def test_stop_strings_and_penalties() -> None:
-    model = random_model()
-    for how in ({"stop": ["a", "\x81"]}, {"repetition_penalty": 1.7}):
-        alone = g.generate(model, BYTES, "hello", max_new_tokens=18, **how)
-        guessed = g.generate(model, BYTES, "hello", max_new_tokens=18, speculate="lookup", **how)
-        assert guessed == alone
+@settings(max_examples=15, deadline=None)
+@given(sharp.configs(), st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(1, 6))
+def test_greedy_for_every_switch(cfg: g.ModelConfig, prompt: list[int], guesses: int) -> None:
+    """A window that drops keys while others are rejected; tied heads, which repeat themselves."""
+    model, near = sharp.make(cfg), sharp.make(cfg)
+    rng = torch.Generator().manual_seed(1)
+    for p in near.parameters():
+        p += 0.1 * torch.randn(p.shape, generator=rng, dtype=p.dtype)
+    alone = g.generate_ids(model, [prompt], max_new_tokens=9)
+    for drafter in ("lookup", near):
+        how: dict[str, Any] = {"speculate": drafter, "draft_tokens": guesses}
+        assert g.generate_ids(model, [prompt], max_new_tokens=9, **how) == alone
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "itself"])
+def test_stop_strings_and_penalties(drafter: str) -> None:
+    """A stop within a run of right guesses: nothing of what follows it is shown."""
+    model = random_model(max_seq_len=60)
+    whole = g.generate(model, BYTES, "hello", max_new_tokens=40, stop_ids=())
+    settings: list[dict[str, Any]] = [{"repetition_penalty": 1.7}]
+    settings += [{"stop": whole[at : at + size]} for at in range(20) for size in (1, 3)]
+    for how in settings:
+        how |= {"max_new_tokens": 40, "stop_ids": ()}
+        (alone,), steps = complete(model, BYTES, "hello", **how)
+        list(steps)
+        speculate: Any = model if drafter == "itself" else drafter
+        (guessed,), steps = complete(model, BYTES, "hello", speculate=speculate, **how)
+        list(steps)
+        assert (guessed.text, guessed.ids) == (alone.text, alone.ids)
+        assert guessed.finish_reason == alone.finish_reason
+
+
+def test_a_draft_model_with_a_shorter_context() -> None:
+    """Where it cannot follow, the model goes on alone; and a draft's cache that has to grow."""
+    short = random_model(vocab_size=12, max_seq_len=10)
+    alone = g.generate_ids(MODEL, [[1, 2, 3]], max_new_tokens=30)
+    assert g.generate_ids(MODEL, [[1, 2, 3]], max_new_tokens=30, speculate=short) == alone
+    sizes = {"n_layers": 1, "n_heads": 1, "d_model": 8, "d_ff": 8}
+    long = random_model(vocab_size=12, max_seq_len=2100, tie_embeddings=True, **sizes)
+    (row,), new = [Generation([1] * 505)], 530
+    how: dict[str, Any] = {"max_new_tokens": new, "stop_ids": (), "sampling": SamplingConfig()}
+    for _ in decode(long, [row], speculate=long, draft_tokens=60, **how):
+        pass
+    assert row.accepted == row.proposed
+    assert [row.ids] == g.generate_ids(long, [[1] * 505], max_new_tokens=new)
 
 
 def test_a_model_that_guesses_itself_is_always_right() -> None:
@@ -124,6 +165,38 @@ def test_samples_follow_the_models_distribution(drafter: Any) -> None:
     rest = many - sum(counts)
     expected = [many * exact[pair] for pair in common]
     assert chisquare([*counts, rest], [*expected, many - sum(expected)]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
+def test_verified_texts_follow_the_model(certain: bool) -> None:
+    """Three tokens of a little Markov chain, guessed by another one: each text as often as the
+    chain says it, wherever guesses were rejected."""
+    rng, many, size = torch.Generator().manual_seed(5), 4_000, 3
+    chain, guesser = torch.rand(2, size, size, generator=rng, dtype=torch.double)
+    chain, guesser = (t / t.sum(-1, keepdim=True) for t in (chain, guesser))
+    likeliest = guesser.argmax(-1)
+    found: Counter[tuple[int, ...]] = Counter()
+    for _ in range(many):
+        text = [0]
+        while len(text) < 4:
+            guesses: list[int] = []
+            for _ in range(3 - len(text)):
+                last = [*text, *guesses][-1]
+                q = guesser[last]
+                guesses.append(
+                    int(likeliest[last]) if certain else int(q.multinomial(1, generator=rng))
+                )
+            rows = [*text[-1:], *guesses]
+            given = None if certain else guesser[rows[:-1]]
+            text += verify(chain[rows], guesses, given, rng)
+        found[tuple(text[1:])] += 1
+    exact = {
+        (a, b, c): float(chain[0, a] * chain[a, b] * chain[b, c])
+        for a, b, c in itertools.product(range(size), repeat=3)
+    }
+    expected = [many * p for p in exact.values()]
+    assert min(expected) > 5
+    assert chisquare([found[text] for text in exact], expected).pvalue > 1e-3
 
 
 def test_lookup_goes_on_as_the_text_did() -> None:
