@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpt2llama import Transformer, preset
 from gpt2llama.data.batches import PackedBatches, TokenData, held_out_windows
 from gpt2llama.demo import RECIPE
+from gpt2llama.machine import bf16_if_native
 from gpt2llama.tokenizer import load_tokenizer
 from gpt2llama.train.config import learning_rate
 from gpt2llama.train.metrics import evaluate
-from gpt2llama.train.optim import Muon, bf16_if_native
+from gpt2llama.train.optim import Muon
 from gpt2llama.train.step import Step
 
 CFG = preset("zh-3m")

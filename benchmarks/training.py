@@ -28,10 +28,9 @@ from torch import Tensor, nn
 
 from gpt2llama import ModelConfig, Transformer, preset
 from gpt2llama.data.batches import Batch
+from gpt2llama.machine import bf16_if_native, gemm_limit, peak_rss
 from gpt2llama.plan import flops_per_token, parameters
 from gpt2llama.train.config import TrainConfig
-from gpt2llama.train.optim import bf16_if_native
-from gpt2llama.train.speed import gemm_limit, peak_rss
 from gpt2llama.train.step import Step, can_compile
 
 BATCH, CFG = 16, preset("zh-3m")

@@ -18,13 +18,13 @@ from .corpus import corpus_texts, prepare_corpus
 from .data.batches import TokenData
 from .errors import FileError, InputError
 from .generate import stream
+from .machine import gemm_limit
 from .model.presets import preset
 from .plan import flops_per_token
 from .train.config import SHORT_RUN, RunConfig
 from .train.metrics import evaluate, evaluate_text
 from .train.run import WORTH_COMPILING, draw_curve, make_trainer, pick_device
 from .train.run_folder import RunFolder, read_metrics
-from .train.speed import gemm_limit
 from .train.step import can_compile, computing_dtype
 from .train.trainer import Trainer
 from .weights import load

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,9 @@ def test_options_become_the_scheme(run: Any, source: Path, tmp_path: Path) -> No
         "--weight-only",
     )  # fmt: skip
     assert out.strip() == str(tmp_path / "q")
-    assert "lm_head, 32 inputs: --no-head" in err
-    assert "down_proj, 48 inputs: 32 must divide" in err
+    assert re.search(r"1 × lm_head +left as it is: --no-head", err)
+    assert re.search(r"2 × layers\.\*\.mlp\.down_proj +left as it is: 32 must divide its 48", err)
+    assert re.search(r"2 × layers\.\*\.mlp\.up_proj +error \d\.\d\d%, at most \d\.\d\d%", err)
     out, _ = run("inspect", tmp_path / "q", "--json")
     got = json.loads(out)
     assert got["quantization"] == {

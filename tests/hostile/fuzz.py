@@ -22,6 +22,8 @@ import torch
 
 import gpt2llama as g
 from gpt2llama.errors import Gpt2LlamaError
+from gpt2llama.quant.apply import quantise
+from gpt2llama.quant.scheme import scheme
 from gpt2llama.tokenizer import train_bpe
 from gpt2llama.tokenizer.sandbox import render
 from gpt2llama.weights import open_model
@@ -164,13 +166,17 @@ class Target:
         self.tokenizer.config["added_tokens_decoder"] = listed
         self.tokenizer.save(folder / "hf")
         g.save(self.model, self.tokenizer, folder / "model.gguf", format="gguf")
+        wide = self.model.config.replace(d_model=32, d_ff=32)
+        small = quantise(g.Transformer(wide), scheme("int4"))
+        g.save(small, self.tokenizer, folder / "small")
+        g.save(small, self.tokenizer, folder / "small.gguf", format="gguf", dtype="Q4_0")
         self.ids = torch.arange(9)[None]
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, quant: str | None = None) -> None:
         """What loads must also run: a model that cannot is silently wrong."""
         opened = open_model(path)
         opened.facts()
-        model, tokenizer = g.load(path)
+        model, tokenizer = g.load(path, quant=quant)
         report(opened)
         if model.config.vocab_size > 8 and model.config.max_seq_len > 8:
             model(self.ids)
@@ -194,6 +200,19 @@ class Target:
             self._file(random, name, "config.json", 10**6)
         else:
             self._json(random, name, "config.json")
+
+    def quantised(self, random: random.Random) -> None:
+        """A folder of integers, or a GGUF whose blocks are kept."""
+        match random.randrange(3):
+            case 0:
+                self._json(random, "small", "config.json")
+            case 1:
+                self._file(random, "small", "model.safetensors", random.choice((2000, 10**6)))
+            case 2:
+                data = (self.folder / "small.gguf").read_bytes()
+                path = self.folder / "spoilt.gguf"
+                path.write_bytes(mutate_bytes(data, random, random.choice((600, len(data)))))
+                self.load(path, "keep")
 
     def tokenizer_json(self, random: random.Random) -> None:
         beside = random.choice(("tokenizer_config.json", "generation_config.json"))
@@ -233,7 +252,7 @@ class Target:
             path.write_text(text, encoding="utf-8")
 
 
-TARGETS = ("safetensors", "gguf", "config", "tokenizer_json", "jinja")
+TARGETS = ("safetensors", "gguf", "config", "quantised", "tokenizer_json", "jinja")
 
 
 def attack(read: Callable[[random.Random], None], seed: int) -> str:

@@ -15,7 +15,6 @@ from gpt2llama.quant.apply import quantise
 from gpt2llama.quant.awq import (
     channel_scales,
     fold,
-    nearest,
     output_error,
     round_clipped,
     shared_by_heads,
@@ -25,7 +24,7 @@ from gpt2llama.quant.awq import (
 from gpt2llama.quant.calibration import SHARED
 from gpt2llama.quant.linear import QuantLinear
 from gpt2llama.quant.report import report
-from gpt2llama.quant.rtn import round_to_nearest
+from gpt2llama.quant.rtn import dequantise, round_to_nearest
 from gpt2llama.quant.scheme import QuantScheme
 
 INT4 = QuantScheme(bits=4, group=32)
@@ -93,8 +92,12 @@ def test_large_inputs_keep_their_weights(seed: int) -> None:
     weights = [draw(24, 64, seed=seed + 7).float(), draw(8, 64, seed=seed + 8).float()]
     s = channel_scales(weights, gram, magnitude, INT4)
     assert s[:3].min() > 1.5 * s[3:].max()
-    scaled = [nearest(w * s.float(), INT4) / s.float() - w for w in weights]
-    plain = [nearest(w, INT4) - w for w in weights]
+
+    def change(w: Tensor, narrow: Tensor) -> Tensor:
+        return dequantise(round_to_nearest(w * narrow, INT4), INT4) / narrow - w
+
+    scaled = [change(w, s.float()) for w in weights]
+    plain = [change(w, torch.ones(64)) for w in weights]
 
     def total(changes: list[Tensor]) -> float:
         narrow = gram.float()

@@ -253,3 +253,13 @@ def test_a_real_file_that_mixes_types() -> None:
     assert {how.zero for how in schemes_of(kept).values()} >= {True}
     kinds = [info.kind for info in opened.headers.values()]
     assert len(layers) == sum(kind in ("Q4_1", "Q8_0", "Q4_0") for kind in kinds)
+
+
+def test_a_file_that_ends_inside_its_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    save(model_of(), None, path, format="gguf", dtype="Q8_0")
+    how = open_model(path).blocks("blk.0.ffn_down.weight")
+    assert how is not None
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(WeightsError, match=r"ends inside the tensor blk\.0\.ffn_down\.weight"):
+        how[1]()

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from gpt2llama.machine import bf16_if_native
 from gpt2llama.model.config import ModelConfig
 from gpt2llama.model.transformer import Transformer
 from gpt2llama.train.config import TrainConfig
-from gpt2llama.train.optim import Muon, bf16_if_native, make_optimizers, orthogonalise
+from gpt2llama.train.optim import Muon, make_optimizers, orthogonalise
 
 SHAPES = [(8, 24), (24, 8), (16, 16), (8, 24), (16, 16)]  # wide, tall, square, and two again
 

@@ -26,13 +26,6 @@ def test_speed_is_told_against_the_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert got["peak_rss_bytes"] is None or got["peak_rss_bytes"] > 1e7
 
 
-def test_bandwidth_is_bytes_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that ticks twice a second: begun, and half a second later done."""
-    ticks = iter(range(10**6))
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(ticks) / 2)
-    assert speed.read_bandwidth(3 * 8192 + 100) == 3 * 16_384  # two tables of whole rows of 1,024
-
-
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+from typing import TYPE_CHECKING
+
 from ..errors import TokenizerError
-from ..model.transformer import Transformer
-from ..tokenizer import Tokenizer
 from ..weights import load
+
+if TYPE_CHECKING:
+    from ..model.transformer import Transformer
+    from ..tokenizer import Tokenizer
 
 
 def load_with_tokenizer(
     path: str, ignore_key: list[str] | None, rope_factor: float | None
 ) -> tuple[Transformer, Tokenizer]:
-    model, tokenizer = load(path, ignore_keys=ignore_key or (), rope_factor=rope_factor)
+    gc.disable()  # importing torch makes so many objects that stay that searching them takes longer
+    try:
+        model, tokenizer = load(path, ignore_keys=ignore_key or (), rope_factor=rope_factor)
+    finally:
+        gc.freeze()
+        gc.enable()
     if tokenizer is None:
         raise TokenizerError(f"{path} has no tokenizer; put its tokenizer.json beside the weights")
     return model, tokenizer

@@ -44,10 +44,11 @@ def generate(
 ) -> None:
     """Continue a text. Only what is new goes to stdout, as it comes."""
     text = read_text(prompt) if prompt == "-" else prompt
-    from ..generate import complete
     from ._model import load_with_tokenizer
 
     model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor)
+    from ..generate import complete
+
     samples, steps = complete(
         model,
         tokenizer,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from statistics import mean
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
@@ -15,6 +17,7 @@ from ._text import read_text
 
 app = typer.Typer(add_completion=False)
 
+Number = TypeVar("Number", int, float)
 WINDOW = 512  # tokens of the calibration text at a time
 
 
@@ -94,14 +97,23 @@ def quantize(
         f"{made.bits_per_weight:.2f} bits per weight, the head included; "
         f"{made.quantised_share:.1%} of {made.parameters:,} parameters in {how.bits} bits"
     )
-    for name, error in made.errors.items():
-        tell(f"{error:>8.3%}  {name}")
-    for name in made.unscaled:
-        tell(f" clipped  {name}: nothing before it can take up scales of its inputs")
-    for name, inputs in made.left.items():
-        why = "--no-head" if inputs % how.divisor == 0 else f"{how.divisor} must divide its inputs"
-        tell(f"    left  {name}, {inputs} inputs: {why}")
+    for name, errors in _like(made.errors).items():
+        tell(f"{len(errors):>6} × {name:<28} error {mean(errors):.2%}, at most {max(errors):.2%}")
+    for name, places in _like(dict.fromkeys(made.unscaled, 1)).items():
+        tell(f"{len(places):>6} × {name:<28} clipped only: nothing before it takes up scales")
+    for name, inputs in _like(made.left).items():
+        fits = inputs[0] % how.divisor == 0
+        why = "--no-head" if fits else f"{how.divisor} must divide its {inputs[0]} inputs"
+        tell(f"{len(inputs):>6} × {name:<28} left as it is: {why}")
     if scores:
         before, after = scores["before"], scores["after"]
         tell(f"{before:.4f} bits per byte before, {after:.4f} after: {after / before - 1:+.2%}")
     print(out)
+
+
+def _like(values: dict[str, Number]) -> dict[str, list[Number]]:
+    """Those of like matrices of all layers together."""
+    groups: dict[str, list[Number]] = {}
+    for name, value in values.items():
+        groups.setdefault(re.sub(r"\d+", "*", name), []).append(value)
+    return groups

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from ..data.batches import Batch, TokenData, held_out_windows
 from ..errors import DataError
 from ..generate import generate_ids
+from ..machine import peak_rss
 from ..model.position import Rope
 from ..model.transformer import Transformer
 from ..tokenizer import Tokenizer
 from ..train.metrics import evaluate
-from ..train.speed import peak_rss
 
 BUCKETS = 16  # of a window's positions
 AT_ONCE = 1024  # tokens: their logits stay in a CPU's cache

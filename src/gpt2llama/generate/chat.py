@@ -12,7 +12,8 @@ from ..errors import InputError, TokenizerError
 from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
 from ..tokenizer import Tokenizer
-from .decode import Completion, last_logits
+from .decode import Completion
+from .engine import last_logits, new_cache
 from .sampling import SamplingConfig, sample
 
 
@@ -120,12 +121,12 @@ class Chat:
 
     def _rewind(self, ids: list[int]) -> int:
         """Takes the cache back to what it shares with `ids`, but for the last; says how many."""
-        context, weight = self.model.config.max_seq_len, next(self.model.parameters())
+        context = self.model.config.max_seq_len
         room = min(len(ids) + self.max_new_tokens, context)
         if self._cache is None or self._cache.max_len < room:  # a larger one is filled anew
             room = min(max(2 * room, 1024), context)
             self._held = []
-            self._cache = KVCache(self.model.config, 1, room, weight.dtype, weight.device)
+            self._cache = new_cache(self.model, 1, room)
         pairs = zip(self._held, ids[:-1], strict=False)
         shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         del self._held[shared:]

@@ -13,11 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import InputError, WeightsError
+from ..errors import InputError
 from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
 from ..tokenizer import Tokenizer
 from ..tokenizer.stream import StreamDecoder
+from .engine import KVDtype, last_logits, new_cache, one_thread
 from .sampling import SamplingConfig, sample
 
 FinishReason = Literal["stop", "length", "context"]
@@ -45,42 +46,28 @@ class Generation:
         self.finish_reason = reason
 
 
-def last_logits(
-    model: Transformer, ids: Tensor, cache: KVCache, real: Tensor | None = None
-) -> Tensor:
-    """Appends ids (B, T) to the cache; fp32 logits (B, V) of the last. Dropout is off."""
-    training = [module for module in model.modules() if module.training] if model.training else []
-    for module in training:
-        module.training = False
-    try:
-        logits: Tensor = model(ids, cache=cache, attention_mask=real, logits_to_keep=1)
-    finally:
-        for module in training:
-            module.training = True
-    if not logits.isfinite().all():
-        raise WeightsError("the model's logits are not finite: its weights hold NaN or infinity")
-    return logits[:, -1].float()
-
-
 def prefill(
-    model: Transformer, prompts: Sequence[Sequence[int]], max_len: int
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    max_len: int,
+    kv_dtype: KVDtype = "auto",
 ) -> tuple[KVCache, Tensor]:
     """A cache that holds the prompts, with room for max_len tokens, and logits (B, V) after them.
 
     Equal prompts (several samples of one) are run once and copied.
     """
     unique = list(dict.fromkeys(map(tuple, prompts)))
-    weight = next(model.parameters())  # of the table, or of a norm where that is quantised
-    cache = KVCache(model.config, len(unique), max_len, weight.dtype, weight.device)
+    cache = new_cache(model, len(unique), max_len, kv_dtype)
+    device = cache.keys.device
     pads = [max(map(len, unique)) - len(prompt) for prompt in unique]
     padded = [(0,) * n + prompt for n, prompt in zip(pads, unique, strict=True)]
-    ids, real = torch.tensor(padded, device=weight.device), None
+    ids, real = torch.tensor(padded, device=device), None
     if any(pads):
         real = torch.arange(ids.shape[1])[None] >= torch.tensor(pads)[:, None]
-        real = real.to(weight.device)
+        real = real.to(device)
     logits = last_logits(model, ids, cache, real)
     if len(unique) < len(prompts):
-        rows = torch.tensor([unique.index(tuple(p)) for p in prompts], device=weight.device)
+        rows = torch.tensor([unique.index(tuple(p)) for p in prompts], device=device)
         cache.select(rows)
         logits = logits[rows]
     return cache, logits
@@ -140,8 +127,9 @@ def _steps(
         for marks, row in zip(seen, rows, strict=True):
             marks[list(row.prompt)] = True
     while True:
-        ids = sample(logits[:, :vocab_size], sampling, generator, seen)[:, None]  # (B, 1)
-        logprobs = logits.log_softmax(-1).gather(1, ids)
+        with one_thread():
+            ids = sample(logits[:, :vocab_size], sampling, generator, seen)[:, None]  # (B, 1)
+            logprobs = logits.log_softmax(-1).gather(1, ids)
         for row, token, logprob in zip(live, ids.tolist(), logprobs.tolist(), strict=True):
             if token[0] in stop_ids:
                 row.finish("stop")

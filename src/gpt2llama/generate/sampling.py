@@ -61,11 +61,17 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
 def top_p(logits: Tensor, p: float) -> Tensor:
     """Keeps the likeliest up to and with the one that brings their sum to p (Holtzman 2020)."""
-    ordered, ids = logits.sort(descending=True, stable=True)
-    probs = ordered.softmax(-1)
+    few = min(256, logits.shape[-1])  # nearly always enough, and a fortieth of sorting them all
+    probs, ids = logits.softmax(-1).topk(few)
+    ties = few < logits.shape[-1] and bool((probs[..., 1:] == probs[..., :-1]).any())
+    if p == 1 or ties or (probs.sum(-1) < p).any():
+        ordered, ids = logits.sort(descending=True, stable=True)  # of equal ones the first
+        probs = ordered.softmax(-1)
     before = probs.cumsum(-1) - probs  # of the likelier tokens; 0 for the first, always kept
-    drop = (before >= p) & (p < 1)  # rounding may bring the sum to 1 before the end
-    return logits.masked_fill(drop.scatter(-1, ids, drop), -torch.inf)
+    keep = (before < p) | (p == 1)  # rounding may bring the sum to 1 before the end
+    return logits.where(
+        torch.zeros_like(logits, dtype=torch.bool).scatter(-1, ids, keep), -torch.inf
+    )
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:
@@ -103,4 +109,11 @@ def sample(
         logits = top_p(logits, settings.top_p)
     if settings.min_p is not None:
         logits = min_p(logits, settings.min_p)
-    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+    return draw(logits.softmax(-1), generator)
+
+
+def draw(probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Weights (B, V) of a choice, not all 0 -> ids (B,): one number a row, where it falls."""
+    upto = probs.double().cumsum(-1)
+    spot = torch.rand(len(probs), 1, generator=generator, dtype=torch.double, device=probs.device)
+    return torch.searchsorted(upto, spot * upto[:, -1:], right=True)[:, 0]

@@ -110,7 +110,7 @@ class BPETokenizer:
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         try:
-            return b"".join([self._bytes[id] for id in ids])
+            return b"".join([self._spelled.get(id) or self._spell(id) for id in ids])
         except KeyError as error:
             raise TokenizerError(
                 f"id {error} is not in the vocabulary of {self.vocab_size:,} pieces; are these "
@@ -118,11 +118,17 @@ class BPETokenizer:
             ) from None
 
     @cached_property
-    def _bytes(self) -> dict[int, bytes]:
-        spell = _byte_level_bytes if self.byte_level else _sentencepiece_bytes
-        table = {id: spell(piece) for piece, id in self._backend.get_vocab().items()}
+    def _spelled(self) -> dict[int, bytes]:
+        """The bytes of the ids that were asked for, and of all added tokens."""
         added = self._backend.get_added_tokens_decoder()
-        return table | {id: token.content.encode() for id, token in added.items()}
+        return {id: token.content.encode() for id, token in added.items()}
+
+    def _spell(self, id: int) -> bytes:
+        piece = self._backend.id_to_token(id) if 0 <= id < self.vocab_size else None
+        if piece is None:
+            raise KeyError(id)
+        spell = _byte_level_bytes if self.byte_level else _sentencepiece_bytes
+        return self._spelled.setdefault(id, spell(piece))
 
     @property
     def state(self) -> dict[str, Any]:

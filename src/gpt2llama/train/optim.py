@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from ..machine import bf16_if_native
 from .config import TrainConfig
 
 
@@ -82,15 +83,3 @@ def orthogonalise(x: Tensor) -> Tensor:
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x,
                           beta=3.4445)  # fmt: skip
     return x
-
-
-def bf16_if_native(device: torch.device) -> torch.dtype:
-    """bf16 where the device multiplies it faster than fp32, else fp32."""
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported()
-    elif device.type == "cpu":
-        can = torch.cpu.get_capabilities()
-        native = bool(can.get("avx512_bf16") or can.get("amx_bf16"))
-    else:
-        native = False
-    return torch.bfloat16 if native else torch.float32

@@ -6,60 +6,18 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..data.batches import Batch
+from ..machine import bf16_if_native, gemm_limit, peak_rss, read_bandwidth, wait
 from ..model.config import ModelConfig
 from ..model.transformer import Transformer
 from ..plan import Hardware, flops_per_token
 from .config import TrainConfig
-from .optim import bf16_if_native
 from .run import pick_device
 from .step import Step, can_compile
-
-
-def gemm_limit(dtype: torch.dtype, device: torch.device | str = "cpu", repeats: int = 5) -> float:
-    """FLOP/s of the best of `repeats` products of two 2048 x 2048 matrices."""
-    a, b = (torch.randn(2048, 2048, device=device).to(dtype) for _ in range(2))
-    times = []
-    for _ in range(repeats + 1):  # the first one warms up
-        _wait(device)
-        begun = time.perf_counter()
-        a @ b
-        _wait(device)
-        times.append(time.perf_counter() - begun)
-    return 2 * 2048**3 / min(times[1:])
-
-
-def read_bandwidth(size: int, device: torch.device | str = "cpu", repeats: int = 20) -> float:
-    """Bytes a second of the fastest pass by all of torch's threads over `size` bytes.
-
-    The best of products with a vector (what decoding does with its weights), of a sum and a dot
-    product, which read, and of a copy, which reads half and writes half: compilers and libraries
-    differ in which of them is quick. Repeated, so that what fits in a cache is read from there.
-    """
-    row = 1024
-    x = torch.ones(max(1, size // (8 * row)), row, device=device)  # zeros may share one page
-    y, vector = torch.ones_like(x), torch.ones(row, device=device)
-    moved, best = 2 * x.nbytes, 0.0
-    moves: tuple[Callable[[], Tensor], ...] = (
-        lambda: x @ vector + y @ vector,
-        lambda: x.sum() + y.sum(),
-        lambda: torch.dot(x.view(-1), y.view(-1)),
-        lambda: y.copy_(x),
-    )
-    for move in moves:
-        for _ in range(repeats):
-            _wait(device)
-            begun = time.perf_counter()
-            move()
-            _wait(device)
-            best = max(best, moved / (time.perf_counter() - begun))
-    return best
 
 
 def this_machine(step_bytes: int) -> Hardware:
@@ -114,10 +72,10 @@ def measure_training(
         step([batch], cfg.lr)
     times: list[float] = []
     while sum(times) < seconds or len(times) < 3:
-        _wait(device)
+        wait(device)
         begun = time.perf_counter()
         step([batch], cfg.lr)
-        _wait(device)
+        wait(device)
         times.append(time.perf_counter() - begun)
     limits.append(gemm_limit(dtype, device))
     speed = batch.ids.numel() / statistics.median(times)
@@ -138,18 +96,3 @@ def measure_training(
         "device": str(device),
         "threads": torch.get_num_threads(),
     }
-
-
-def peak_rss() -> int | None:
-    """This process's peak memory in bytes, compiler's helpers apart; None on Windows."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _wait(device: torch.device | str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()

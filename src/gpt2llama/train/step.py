@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ..data.batches import IGNORED, Batch
 from ..errors import TrainingError
+from ..machine import bf16_if_native
 from .config import TrainConfig
 from .dropout import hash_dropout
-from .optim import bf16_if_native, make_optimizers
+from .optim import make_optimizers
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer

@@ -24,6 +24,7 @@ Floats = NDArray[Any]  # float32
 
 _CHUNK = 1 << 18  # weights converted at a time: what is in hand fits a cache
 _F16_LARGEST = 65504.0
+_SIXTEEN = np.dtype("V16")  # bytes moved as one: rows this short cost NumPy more than their bytes
 
 
 @dataclass(frozen=True)
@@ -139,11 +140,13 @@ def _decode_blocks(name: str, blocks: Bytes, out: Floats) -> None:
 
     Without a least weight half the range of the codes is subtracted. All in `out`, a cache's worth.
     """
-    codes = blocks[:, -16:]
     if name == "Q8_0":
         out[:] = blocks[:, 2:].view(np.int8)
     else:
-        out[:, :16], out[:, 16:] = codes & 15, codes >> 4
+        codes = np.ascontiguousarray(blocks[:, -16:].view(_SIXTEEN)).view(np.uint8)
+        halves = np.empty((len(blocks), 2), _SIXTEEN)
+        halves[:, :1], halves[:, 1:] = (codes & 15).view(_SIXTEEN), (codes >> 4).view(_SIXTEEN)
+        out[:] = halves.view(np.uint8)
     if name.startswith("Q5"):
         fifth = np.unpackbits(blocks[:, -20:-16], axis=1, bitorder="little")
         out += fifth << 4

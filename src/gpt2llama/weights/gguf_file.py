@@ -11,10 +11,11 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
 
@@ -78,17 +79,8 @@ def read_tensor(path: Path, name: str, stored: Stored) -> Tensor:
 
     kind, count = stored.kind, math.prod(stored.shape)
     flat: Any
-    try:
-        with path.open("rb") as file:
-            file.seek(stored.offset)
-            if kind.dtype is None:
-                flat = decode(kind, file, count)
-            else:
-                flat = read_bytes(file, stored.size)
-    except MissingExtraError:
-        raise
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    with _opened(path, stored) as file:
+        flat = decode(kind, file, count) if kind.dtype is None else read_bytes(file, stored.size)
     if flat is None:
         raise WeightsError(f"{path} is truncated: it ends inside the tensor {name}")
     tensor = torch.from_numpy(flat)
@@ -101,12 +93,8 @@ def read_blocks(path: Path, name: str, stored: Stored) -> Parts:
     """
     import torch
 
-    try:
-        with path.open("rb") as file:
-            file.seek(stored.offset)
-            raw = read_bytes(file, stored.size)
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    with _opened(path, stored) as file:
+        raw = read_bytes(file, stored.size)
     if raw is None:
         raise WeightsError(f"{path} is truncated: it ends inside the tensor {name}")
     blocks, rows = raw.reshape(-1, stored.kind.size), stored.shape[0]
@@ -118,10 +106,19 @@ def read_blocks(path: Path, name: str, stored: Stored) -> Parts:
 
 def read_start(path: Path, stored: Stored, limit: int) -> bytes:
     """The first bytes of a tensor, at most `limit`."""
+    with _opened(path, stored) as file:
+        return file.read(min(stored.size, limit))
+
+
+@contextmanager
+def _opened(path: Path, stored: Stored) -> Iterator[BinaryIO]:
+    """The file, at the tensor."""
     try:
         with path.open("rb") as file:
             file.seek(stored.offset)
-            return file.read(min(stored.size, limit))
+            yield file
+    except MissingExtraError:  # an OSError too
+        raise
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from error
 

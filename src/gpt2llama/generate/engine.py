@@ -1,0 +1,166 @@
+"""Where a model is run: through the native kernel where that is faster, else through PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..errors import InputError, WeightsError
+from ..machine import bf16_if_native
+from ..model.kv_cache import KVCache
+from ..model.transformer import Transformer
+from ..native import NativeDecoder, decoder
+from ..native.binding import MAX_TOKENS
+from ..quant.kv import Int8KVCache
+from ..quant.linear import QuantLinear
+
+KVDtype = Literal["auto", "fp32", "bf16", "int8"]
+
+CHUNK = 512  # tokens that PyTorch takes at once: a long prompt's memory is bounded
+FEW = 16  # tokens of plain weights up to which the kernel beats PyTorch's matrix products
+
+
+@dataclass
+class _Kernel:
+    decoder: NativeDecoder
+    at_once: int  # tokens from which on PyTorch is faster, or in which longer texts are cut
+    cuts: bool
+    checked: bool = False  # that the cache is one it reads, since PyTorch last wrote it
+
+
+_kernels: WeakKeyDictionary[KVCache, _Kernel] = WeakKeyDictionary()
+
+
+def new_cache(
+    model: Transformer, batch_size: int, max_len: int, kv_dtype: KVDtype = "auto"
+) -> KVCache:
+    """Room for max_len tokens in each of batch_size rows, on the model's device.
+
+    kv_dtype: "auto" is that of the model's parameters, or bf16 if its weights are quantised. The
+    kernel reads the weights where they are now: a cache is for a model that stays as it is.
+    """
+    if kv_dtype not in get_args(KVDtype):
+        raise InputError(f"kv_dtype must be one of {', '.join(get_args(KVDtype))}: {kv_dtype!r}")
+    parameter = next(model.parameters())
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, parameter.dtype)
+    quantised = any(isinstance(module, QuantLinear) for module in model.modules())
+    if kv_dtype == "auto" and quantised:
+        dtype = torch.bfloat16
+    if kv_dtype == "int8":
+        cache: KVCache = Int8KVCache(model.config, batch_size, max_len, parameter.device)
+    else:
+        cache = KVCache(model.config, batch_size, max_len, dtype, parameter.device)
+    kernel = decoder(model)
+    if kernel is not None and batch_size <= MAX_TOKENS:
+        at_once = MAX_TOKENS if quantised or _widens(model) else FEW
+        _kernels[cache] = _Kernel(kernel, at_once, cuts=quantised)
+    return cache
+
+
+def run(
+    model: Transformer, ids: Tensor, cache: KVCache, real: Tensor | None = None, keep: int = 1
+) -> Tensor:
+    """Appends ids (B, T) to a cache of `new_cache`; fp32 logits (B, keep, V) of the last `keep`.
+
+    real: bool (B, T), False is padding on the left. Dropout is off. Interrupted, the cache holds
+    none or a part of the tokens. WeightsError for logits that are not finite.
+    """
+    kernel, (rows, steps) = _kernels.get(cache), ids.shape
+    if kernel is not None and not kernel.checked:
+        kernel.checked = kernel.decoder.fits(cache)
+    if kernel is None or not kernel.checked or real is not None:
+        logits = _through_pytorch(model, ids, cache, real, keep)
+    elif rows * steps <= kernel.at_once or kernel.cuts:
+        for part in _cut(ids, max(1, kernel.at_once // rows)):
+            logits = kernel.decoder.step(part, cache, min(keep, part.shape[1]))
+    else:
+        logits = _through_pytorch(model, ids, cache, real, keep)
+    if not _finite(logits):
+        raise WeightsError("the model's logits are not finite: its weights hold NaN or infinity")
+    return logits
+
+
+def _finite(logits: Tensor) -> bool:
+    """By one thread on a CPU: PyTorch's would still hold the cores when the kernel's want them."""
+    if logits.device.type == "cpu":
+        return bool(np.isfinite(logits.detach().numpy()).all())
+    return bool(logits.isfinite().all())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For work on one row of logits, which two threads do no faster, and which keep spinning."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def last_logits(
+    model: Transformer, ids: Tensor, cache: KVCache, real: Tensor | None = None
+) -> Tensor:
+    """`run` for the last token alone: (B, V)."""
+    return run(model, ids, cache, real)[:, -1]
+
+
+def _cut(ids: Tensor, size: int) -> list[Tensor]:
+    """Parts of `size` columns, the first one shorter."""
+    steps = ids.shape[1]
+    ends = range(steps % size or size, steps + 1, size)
+    return [ids[:, max(0, end - size) : end] for end in ends]
+
+
+def _through_pytorch(
+    model: Transformer, ids: Tensor, cache: KVCache, real: Tensor | None, keep: int
+) -> Tensor:
+    if cache in _kernels:
+        _kernels[cache].checked = False
+    training = [module for module in model.modules() if module.training] if model.training else []
+    for module in training:
+        module.training = False
+    size = max(1, CHUNK // len(ids))
+    masks = [None] * len(_cut(ids, size)) if real is None else _cut(real, size)
+    try:
+        with _Widened() if _widens(model) else nullcontext():
+            for part, mask in zip(_cut(ids, size), masks, strict=True):
+                logits = model(part, cache=cache, attention_mask=mask, logits_to_keep=keep)
+    finally:
+        for module in training:
+            module.training = True
+    return logits.float()
+
+
+def _widens(model: Transformer) -> bool:
+    """Whether its weights are bf16 on a machine that multiplies that slowly."""
+    parameter = next(model.parameters())
+    return parameter.dtype == torch.bfloat16 != bf16_if_native(parameter.device)
+
+
+class _Widened(TorchFunctionMode):
+    """bf16 weights as fp32 for as long as an operator runs; sums and activations are fp32's, too.
+    Processors without bf16 multiply it at a few hundredths of fp32's speed."""
+
+    WIDER = (F.linear, F.layer_norm, F.rms_norm)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.embedding:
+            return func(*args, **(kwargs or {})).float()
+        if func in self.WIDER:
+            args = [a.float() if isinstance(a, Tensor) else a for a in args]
+            kwargs = {
+                k: a.float() if isinstance(a, Tensor) else a for k, a in (kwargs or {}).items()
+            }
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,383 @@
+"""From a model and a cache to the kernel's structures, and a step of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+import os
+import threading
+import time
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..model.kv_cache import KVCache
+from ..model.transformer import Transformer
+from ..quant.linear import QuantEmbedding, QuantLinear
+from .build import CannotBuild, library
+
+MAX_TOKENS = 64  # in a step, over all rows
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_INT8, _INT4 = 2, 3
+_ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
+_log = logging.getLogger("gpt2llama")
+
+
+class _Matrix(Structure):
+    _fields_ = (
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("minimum", c_void_p),
+        ("bias", c_void_p),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("group", c_int64),
+        ("kind", c_int32),
+        ("rounded", c_int32),
+    )
+
+
+class _Norm(Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
+class _Layer(Structure):
+    _fields_ = (
+        *((name, _Norm) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm")),
+        *((name, _Matrix) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+    )
+
+
+class _Model(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("layers", "heads", "kv_heads", "head_dim", "d_model")),
+        *((name, c_int64) for name in ("d_ff", "vocab", "window")),
+        *((name, c_int32) for name in ("layernorm", "post", "activation")),
+        *((name, c_float) for name in ("eps", "embed_scale", "softcap")),
+        *((name, _Matrix) for name in ("embed", "head")),
+        *((name, c_void_p) for name in ("positions", "cos", "sin")),
+        ("norm", _Norm),
+        ("layer", POINTER(_Layer)),
+    )
+
+
+class _Cache(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        ("rows", c_int64),
+        ("slots", c_int64),
+        ("kind", c_int32),
+    )
+
+
+class _Tokens(Structure):
+    _fields_ = (
+        *((name, POINTER(c_int64)) for name in ("ids", "row", "slot", "wanted")),
+        ("logits", c_void_p),
+        ("n", c_int64),
+        ("m", c_int64),
+    )
+
+
+class _Declined(Exception):
+    """What of a model the kernel cannot do."""
+
+
+class NativeDecoder:
+    """A model's weights as the kernel sees them: matrices in place, norms and biases in fp32.
+
+    Hold it no longer than the weights stay where they are; making one takes about a millisecond.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        if type(model) is not Transformer or any(map(hooked, model.modules())):
+            raise _Declined("it is a Transformer of another kind, or has hooks")
+        cfg = self.config = model.config
+        self._model, self._kept = model, []  # type: tuple[Transformer, list[Tensor]]
+        self._library, self._contexts = _bind(), 0
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._layers = (_Layer * cfg.n_layers)(*(self._layer(block) for block in model.layers))
+        self._struct = _Model(
+            layers=cfg.n_layers,
+            heads=cfg.n_heads,
+            kv_heads=cfg.kv_heads,
+            head_dim=cfg.head_size,
+            d_model=cfg.d_model,
+            d_ff=cfg.d_ff,
+            vocab=cfg.vocab_size,
+            window=cfg.sliding_window or 2**62,
+            layernorm=cfg.norm == "layernorm",
+            post=cfg.norm_placement == "post",
+            activation=_ACTIVATIONS.index(cfg.activation),
+            eps=cfg.norm_eps,
+            embed_scale=model.scale,
+            softcap=cfg.logit_softcap or 0.0,
+            embed=self._matrix(model.embed_tokens),
+            head=self._matrix(model.lm_head),
+            norm=self._norm(model.norm),
+            layer=self._layers,
+        )
+
+    def fits(self, cache: KVCache) -> bool:
+        """Whether it can go on with this cache: on the CPU, of a kind it reads, positions plain."""
+        keys = cache.keys
+        slots = torch.arange(cache.max_len + 1)
+        return (
+            keys.device.type == "cpu"
+            and keys.dtype in _KINDS
+            and keys.is_contiguous()
+            and cache.values.is_contiguous()
+            and (self._model.position_limit >= cache.max_len)
+            and all(
+                torch.equal(row[:n], slots[:n])
+                for row, n in zip(cache.positions, cache.length.tolist(), strict=True)
+            )
+        )
+
+    def step(self, ids: Tensor, cache: KVCache, keep: int = 1) -> Tensor:
+        """Appends ids, int64 (B, T), to a cache that fits; fp32 logits (B, keep, V) of the last.
+
+        As `model(ids, cache=cache, logits_to_keep=keep)`. At most MAX_TOKENS ids. InputError for
+        sizes out of range, before anything is written; interrupted, the cache stays as it was.
+        """
+        rows, steps = ids.shape
+        lengths = cache.length.tolist()
+        end = max(lengths, default=0) + steps
+        listed: list[int] = ids.flatten().tolist()
+        if not 0 < rows * steps <= MAX_TOKENS or rows != len(lengths) or not 0 < keep <= steps:
+            raise InputError(
+                f"a step takes 1 to {MAX_TOKENS} ids, of the cache's rows each as many"
+            )
+        if end > cache.max_len:
+            mend = "make it with a larger max_len or truncate() it"
+            raise InputError(f"the cache holds {cache.max_len} tokens, {end} are needed; {mend}")
+        if min(listed) < 0 or max(listed) >= self.config.vocab_size:
+            raise InputError(f"ids must be from 0 to {self.config.vocab_size - 1}")
+        self._place(cache.max_len)
+        logits = torch.empty(rows, keep, self.config.vocab_size)
+        many = c_int64 * (rows * steps)
+        tokens = _Tokens(
+            ids=many(*listed),
+            row=many(*(r for r in range(rows) for _ in range(steps))),
+            slot=many(*(n + t for n in lengths for t in range(steps))),
+            wanted=many(*(r * steps + t for r in range(rows) for t in range(steps - keep, steps))),
+            logits=logits.data_ptr(),
+            n=rows * steps,
+            m=rows * keep,
+        )
+        self._run(tokens, cache)
+        slots = cache.length[:, None] + torch.arange(steps)
+        cache.positions.scatter_(1, slots, slots)
+        cache.length, cache.end = cache.length + steps, end
+        return logits
+
+    def _run(self, tokens: _Tokens, cache: KVCache) -> None:
+        scales = [getattr(cache, name, None) for name in ("key_scales", "value_scales")]
+        held = _Cache(
+            keys=cache.keys.data_ptr(),
+            values=cache.values.data_ptr(),
+            key_scales=None if scales[0] is None else scales[0].data_ptr(),
+            value_scales=None if scales[1] is None else scales[1].data_ptr(),
+            rows=len(cache.length),
+            slots=cache.max_len + 1,
+            kind=_KINDS[cache.keys.dtype],
+        )
+        with _TEAM as team:
+            size = self._library.scratch_bytes(self._struct, team.threads, tokens.n, cache.max_len)
+            if len(self._scratch) < size:
+                self._scratch = torch.empty(size, dtype=torch.uint8)
+            self._library.decode(team.pointer, self._struct, held, tokens, self._scratch.data_ptr())
+
+    def _place(self, contexts: int) -> None:
+        """Tables of the positions below `contexts`, the model's own."""
+        if contexts <= self._contexts:
+            return
+        model, places = self._model, torch.arange(contexts)[None]
+        if model.embed_positions is not None:
+            if isinstance(model.embed_positions, nn.Embedding):
+                table = model.embed_positions.weight.detach()
+            else:
+                table = model.embed_positions(places)[0]
+            self._struct.positions = self._floats(table)
+        if model.rope is not None:
+            cos, sin = model.rope(places, torch.float32)
+            self._struct.cos, self._struct.sin = self._floats(cos), self._floats(sin)
+        self._contexts = contexts
+
+    def _layer(self, block: Any) -> _Layer:
+        attn, mlp = block.self_attn, block.mlp
+        layer = _Layer(
+            attn_norm=self._norm(block.attn_norm),
+            mlp_norm=self._norm(block.mlp_norm),
+            q_norm=self._norm(attn.q_norm),
+            k_norm=self._norm(attn.k_norm),
+            up=self._matrix(mlp.up_proj),
+            down=self._matrix(mlp.down_proj),
+            **{name: self._matrix(getattr(attn, f"{name}_proj")) for name in "qkvo"},
+        )
+        if mlp.gate_proj is not None:
+            layer.gate = self._matrix(mlp.gate_proj)
+        return layer
+
+    def _matrix(self, module: nn.Module) -> _Matrix:
+        if type(module) is QuantEmbedding:
+            return self._matrix(module.table)
+        if type(module) is QuantLinear:
+            return self._quantised(module)
+        if type(module) not in (nn.Linear, nn.Embedding):
+            raise _Declined(f"it has a {type(module).__name__} of its own")
+        weight: Any = module.weight
+        if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
+            raise _Declined(f"its weights are {weight.dtype} on {weight.device.type}")
+        if not weight.is_contiguous():
+            raise _Declined("its weights are strided")
+        rows, cols = weight.shape
+        bias: Any = getattr(module, "bias", None)
+        self._kept.append(weight.detach())
+        return _Matrix(
+            weight=weight.data_ptr(),
+            bias=None if bias is None else self._floats(bias.detach()),
+            rows=rows,
+            cols=cols,
+            kind=_KINDS[weight.dtype],
+        )
+
+    def _quantised(self, module: QuantLinear) -> _Matrix:
+        scheme, address = module.scheme, None
+        if module.words.device.type != "cpu":
+            raise _Declined(f"its weights are on {module.words.device.type}")
+        self._kept += [module.words, module.scale]
+        if module.minimum is not None:
+            self._kept.append(module.minimum)
+            address = module.minimum.data_ptr()
+        return _Matrix(
+            weight=module.words.data_ptr(),
+            scale=module.scale.data_ptr(),
+            minimum=address,
+            bias=None if module.bias is None else self._floats(module.bias),
+            rows=module.out_features,
+            cols=module.in_features,
+            group=scheme.group or module.in_features,
+            kind=_INT8 if scheme.bits == 8 else _INT4,
+            rounded=scheme.activations == "int8",
+        )
+
+    def _norm(self, module: nn.Module) -> _Norm:
+        if isinstance(module, nn.Identity):
+            return _Norm()
+        if type(module) not in (nn.LayerNorm, nn.RMSNorm):
+            raise _Declined(f"it has a {type(module).__name__} of its own")
+        weight: Any = module.weight
+        bias: Any = getattr(module, "bias", None)
+        return _Norm(
+            weight=self._floats(weight.detach()),
+            bias=None if bias is None else self._floats(bias.detach()),
+        )
+
+    def _floats(self, tensor: Tensor) -> int:
+        """The address of fp32 numbers, a copy unless they are that already."""
+        self._kept.append(tensor.float().contiguous())
+        return self._kept[-1].data_ptr()
+
+
+def decoder(model: Transformer) -> NativeDecoder | None:
+    """The kernel for this model, or None where it declines or cannot be built: said once."""
+    try:
+        return NativeDecoder(model)
+    except (CannotBuild, _Declined) as why:
+        if str(why) not in _SAID:
+            _SAID.add(str(why))
+            _log.warning("decoding runs through PyTorch, without the native kernel: %s", why)
+        return None
+
+
+_SAID: set[str] = set()
+
+
+def hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+class _Team:
+    """The process's threads, as many as torch has; one call at a time. `with` gives them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.threads, self.pointer = 0, None  # type: tuple[int, int | None]
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.__init__)  # type: ignore[misc]
+
+    def __enter__(self) -> _Team:
+        self._lock.acquire()
+        try:
+            self._size(torch.get_num_threads())
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self._lock.release()
+
+    def _size(self, threads: int) -> None:
+        if threads == self.threads:
+            return
+        kernel = _bind()
+        if self.pointer is not None:
+            kernel.team_free(self.pointer)
+        self.threads, self.pointer = 0, None
+        while (pointer := kernel.team_new(threads)) is None and threads > 1:
+            threads //= 2
+        if pointer is None:
+            raise MemoryError("the system gives no memory for a thread team")
+        self.threads, self.pointer = threads, pointer
+
+
+_TEAM = _Team()
+
+
+def _bind() -> Any:
+    kernel: Any = library()
+    if kernel.team_new.restype is not c_void_p:
+        kernel.team_new.restype = c_void_p
+        kernel.team_new.argtypes = (c_int,)
+        kernel.team_free.restype = None
+        kernel.team_free.argtypes = (c_void_p,)
+        kernel.scratch_bytes.restype = c_int64
+        kernel.scratch_bytes.argtypes = (POINTER(_Model), c_int, c_int64, c_int64)
+        kernel.decode.restype = None
+        kernel.decode.argtypes = (
+            c_void_p,
+            POINTER(_Model),
+            POINTER(_Cache),
+            POINTER(_Tokens),
+            c_void_p,
+        )
+        kernel.read_all.restype = c_int32
+        kernel.read_all.argtypes = (c_void_p, c_void_p, c_int64)
+    return kernel
+
+
+def read_bandwidth(size: int, repeats: int = 10) -> float | None:
+    """Bytes a second at which all of torch's threads read `size` bytes, and do nothing else: the
+    fastest of `repeats` passes. None where there is no kernel.
+    """
+    try:
+        kernel = _bind()
+    except CannotBuild:
+        return None
+    memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    data = torch.frombuffer(memory, dtype=torch.uint8).fill_(1)  # untouched pages share one
+    best = math.inf
+    with _TEAM as team:
+        for _ in range(repeats):
+            begun = time.perf_counter()
+            kernel.read_all(team.pointer, data.data_ptr(), len(data))
+            best = min(best, time.perf_counter() - begun)
+    return len(data) / best

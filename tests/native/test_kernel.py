@@ -1,0 +1,288 @@
+"""The kernel held to the PyTorch model: every switch, kind of weight and cache, any split.
+
+test_builds.py runs this file again for other compilations of it, sanitised ones among them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sharp import CONTEXT, SIZES, VOCAB, configs, make, tokens
+from torch import Tensor, nn
+
+from gpt2llama.errors import InputError
+from gpt2llama.model.config import ModelConfig
+from gpt2llama.model.kv_cache import KVCache
+from gpt2llama.model.transformer import Transformer
+from gpt2llama.native import NativeDecoder, decoder
+from gpt2llama.native.binding import MAX_TOKENS
+from gpt2llama.quant.apply import quantise
+from gpt2llama.quant.kv import Int8KVCache
+from gpt2llama.quant.scheme import QuantScheme
+
+BASE = ModelConfig(**SIZES)
+AGAIN = "CFLAGS" in os.environ  # test_builds.py's: fewer examples
+
+
+@pytest.fixture(autouse=True, params=[3] if AGAIN else [1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
+
+
+def kernel(model: Transformer) -> NativeDecoder:
+    found = decoder(model)
+    if found is None:
+        pytest.skip("the kernel cannot be built here")
+    return found
+
+
+def close(got: Tensor, model: Transformer, ids: Tensor) -> None:
+    """As near to the fp64 model as PyTorch's fp32 one is, but for a factor: sums in another order,
+    through sharp layers that make both errors larger."""
+    exact = Transformer(model.config).double().eval()
+    exact.load_state_dict(model.state_dict())
+    want, keep = exact(ids), got.shape[1]
+    error = (model.float()(ids) - want).abs().max()
+    assert (got - want[:, -keep:]).abs().max() <= 4 * error + 1e-5
+
+
+@settings(max_examples=15 if AGAIN else 40)
+@given(configs(), st.data())
+def test_any_switches_and_split(cfg: ModelConfig, data: st.DataObject) -> None:
+    model, ids = make(cfg, dtype=torch.float32), tokens(2, CONTEXT)
+    fast, cache = kernel(model), KVCache(cfg, 2, CONTEXT)
+    assert fast.fits(cache)
+    parts: list[Tensor] = []
+    at = 0
+    while at < CONTEXT:
+        steps = data.draw(st.integers(1, CONTEXT - at))
+        parts.append(fast.step(ids[:, at : at + steps], cache, keep=steps))
+        at += steps
+    close(torch.cat(parts, 1), model, ids)
+    assert cache.length.tolist() == [CONTEXT] * 2
+
+
+@settings(max_examples=15)
+@given(configs(), st.data())
+def test_the_two_paths_share_a_cache(cfg: ModelConfig, data: st.DataObject) -> None:
+    """PyTorch's prefill of unequal prompts, the kernel's steps, truncation, PyTorch's again."""
+    model, ids = make(cfg, dtype=torch.float32), tokens(2, CONTEXT)
+    cache = KVCache(cfg, 2, CONTEXT)
+    pad = data.draw(st.integers(0, 3))
+    real = torch.ones(2, 5, dtype=torch.bool)
+    real[1, :pad] = False
+    model(ids[:, :5], cache=cache, attention_mask=real)
+    fast = kernel(model)
+    assert fast.fits(cache)
+    fast.step(ids[:, 5:9], cache)
+    cache.truncate(cache.end - data.draw(st.integers(0, 3)))
+    begin = cache.end
+    more = ids[:, 5 + begin - 5 : begin + 2]
+    got = torch.cat([fast.step(more[:, :1], cache), model(more[:, 1:], cache=cache)], 1)
+    whole = ids[1:, pad : begin + 2] if begin == 9 else None
+    first = torch.cat([ids[:1, :begin], more[:1]], 1)
+    close(got[:1], model, first)
+    if whole is not None:  # untruncated: the padded row holds its tokens without the padding
+        close(got[1:], model, whole)
+
+
+def test_bf16_weights_and_cache() -> None:
+    """fp32 sums of exact bf16 weights: the twin is the fp32 model with the same weights."""
+    model = make(BASE.replace(d_model=48, head_dim=12), dtype=torch.bfloat16)
+    twin = make(model.config, dtype=torch.float32)
+    twin.load_state_dict(model.state_dict())
+    ids = tokens(1, CONTEXT)
+    cache = KVCache(model.config, 1, CONTEXT)
+    close(kernel(model).step(ids, cache, keep=CONTEXT), twin, ids)
+    halved = KVCache(model.config, 1, CONTEXT, dtype=torch.bfloat16)
+    twin_cache = KVCache(model.config, 1, CONTEXT, dtype=torch.bfloat16)
+    fast = kernel(model)
+    for t in range(CONTEXT):
+        got = fast.step(ids[:, t : t + 1], halved)
+        want = twin(ids[:, t : t + 1], cache=twin_cache)
+    # A key near the middle of two bf16 numbers may be rounded to the other one.
+    torch.testing.assert_close(halved.keys.float(), twin_cache.keys.float(), rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(got, want, rtol=0.02, atol=0.05)
+
+
+SCHEMES = [
+    QuantScheme(bits=8),
+    QuantScheme(bits=8, group=32),
+    QuantScheme(bits=8, group=64, activations="float"),
+    QuantScheme(bits=4, group=32),
+    QuantScheme(bits=4, group=64, zero=True),
+    QuantScheme(bits=4, group=32, zero=True, activations="float", head=False),
+    QuantScheme(bits=4, group=64, activations="float"),
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_a_quantised_matrix_equals_its_twin(scheme: QuantScheme) -> None:
+    """Blocks that add nothing leave embedding, norm and head: the integers are the same, so that
+    only fp32 sums differ. Rows that fill no tile of 16; any number of tokens."""
+    cfg = BASE.replace(d_model=192, n_heads=2, vocab_size=37, n_layers=1, position="none")
+    model = make(cfg, dtype=torch.float32)
+    for module in (model.layers[0].self_attn.o_proj, model.layers[0].mlp.down_proj):
+        module.weight.zero_()
+    model, ids = quantise(model, scheme), torch.arange(37)[None]
+    fast, want = kernel(model), model(ids)
+    for n in (1, 3, 4, 9, 37):
+        got = fast.step(ids[:, :n], KVCache(cfg, 1, CONTEXT + 37), keep=n)
+        torch.testing.assert_close(got, want[:, :n], rtol=1e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@given(data=st.data())
+@settings(max_examples=2 if AGAIN else 4)
+def test_a_quantised_model_equals_its_twin(scheme: QuantScheme, data: st.DataObject) -> None:
+    """Every switch. An input near the middle of two integers may be rounded to the other one, which
+    sharp layers make visible: a percent or two then, where another rounding makes 30."""
+    cfg = data.draw(configs(d_model=64, d_ff=64, head_dim=16))
+    model, ids = quantise(make(cfg, dtype=torch.float32), scheme), tokens(2, CONTEXT)
+    got = kernel(model).step(ids, KVCache(cfg, 2, CONTEXT), keep=CONTEXT)
+    want = model(ids)
+    if scheme.activations == "float":
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+    else:
+        assert (got - want).norm() < 0.05 * want.norm()
+
+
+def test_int8_cache() -> None:
+    """The same integers and scales as PyTorch writes, but where it stands between two of them."""
+    cfg = BASE.replace(d_model=64, head_dim=40, max_seq_len=200)
+    model, ids = make(cfg, dtype=torch.float32), tokens(1, 200)
+    fast, cache, twin_cache = kernel(model), Int8KVCache(cfg, 1, 200), Int8KVCache(cfg, 1, 200)
+    assert fast.fits(cache)
+    want = [model(part, cache=twin_cache) for part in ids.split(13, 1)]
+    got = [fast.step(part, cache, keep=part.shape[1]) for part in ids.split(13, 1)]
+    torch.testing.assert_close(cache.key_scales, twin_cache.key_scales, rtol=1e-2, atol=1e-3)
+    assert (cache.keys != twin_cache.keys).float().mean() < 0.05
+    assert (torch.cat(got, 1) - torch.cat(want, 1)).norm() < 0.05 * torch.cat(want, 1).norm()
+
+
+def test_long_context_in_pieces() -> None:
+    """Beyond one span of keys, with and without a window, greedy text is the model's own."""
+    for window in (None, 150):
+        cfg = BASE.replace(max_seq_len=400, sliding_window=window)
+        model, ids = make(cfg, dtype=torch.float32), tokens(1, 400)
+        fast, cache = kernel(model), KVCache(cfg, 1, 400)
+        parts = [fast.step(part, cache, keep=part.shape[1]) for part in ids.split(30, 1)]
+        close(torch.cat(parts, 1), model, ids)
+
+
+def test_greedy_text_of_256_steps() -> None:
+    cfg = BASE.replace(max_seq_len=257, vocab_size=300, d_model=64, n_layers=3)
+    model = Transformer(cfg).eval()
+    fast, cache, slow = kernel(model), KVCache(cfg, 1, 257), KVCache(cfg, 1, 257)
+    ours = theirs = torch.tensor([[7]])
+    with torch.inference_mode():
+        for _ in range(256):
+            got, want = fast.step(ours, cache), model(theirs, cache=slow)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+            ours, theirs = got[:, -1:].argmax(-1), want[:, -1:].argmax(-1)
+            assert ours.item() == theirs.item()
+
+
+@pytest.mark.parametrize(
+    ("ids", "keep", "named"),
+    [
+        (torch.zeros(2, MAX_TOKENS, dtype=torch.long), 1, "1 to 64 ids"),
+        (torch.zeros(1, 2, dtype=torch.long), 1, "of the cache's rows"),
+        (torch.zeros(2, 0, dtype=torch.long), 1, "1 to 64 ids"),
+        (torch.zeros(2, 2, dtype=torch.long), 3, "1 to 64 ids"),
+        (torch.zeros(2, 8, dtype=torch.long), 1, "cache holds 7 tokens"),
+        (torch.full((2, 1), VOCAB), 1, f"from 0 to {VOCAB - 1}"),
+        (torch.full((2, 1), -1), 1, f"from 0 to {VOCAB - 1}"),
+    ],
+)
+def test_sizes_out_of_range_are_refused(ids: Tensor, keep: int, named: str) -> None:
+    model, cache = make(BASE, dtype=torch.float32), KVCache(BASE, 2, 7)
+    before = cache.keys.clone()
+    with pytest.raises(InputError, match=named):
+        kernel(model).step(ids, cache, keep)
+    assert torch.equal(cache.keys, before)
+    assert cache.length.tolist() == [0, 0]
+
+
+def test_what_it_declines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpt2llama.native.binding._SAID", set())
+    model = make(BASE, dtype=torch.float32)
+    kernel(model)
+    assert decoder(make(BASE)) is None  # fp64
+    assert decoder(make(BASE)) is None
+    assert caplog.text.count("float64") == 1  # said once
+    model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: None)
+    assert decoder(model) is None
+
+    class Adapted(nn.Linear):
+        pass
+
+    other = make(BASE, dtype=torch.float32)
+    other.layers[1].self_attn.q_proj = Adapted(16, 16, bias=False)
+    assert decoder(other) is None
+
+
+def test_caches_it_does_not_fit() -> None:
+    fast = kernel(make(BASE, dtype=torch.float32))
+    assert not fast.fits(KVCache(BASE, 1, 8, dtype=torch.float64))
+    moved = KVCache(BASE, 1, 8)
+    make(BASE, dtype=torch.float32)(tokens(1, 3), cache=moved, positions=torch.tensor([[0, 2, 5]]))
+    assert not fast.fits(moved)
+
+
+def test_weights_are_read_in_place() -> None:
+    model, cache = make(BASE, dtype=torch.float32), KVCache(BASE, 1, CONTEXT)
+    fast, ids = kernel(model), tokens(1, CONTEXT)
+    model.layers[0].mlp.down_proj.weight.mul_(0.5)
+    close(fast.step(ids, cache, keep=CONTEXT), model, ids)
+
+
+def test_an_interrupted_call_leaves_the_cache_usable() -> None:
+    cfg = BASE.replace(max_seq_len=4096, n_layers=8)
+    model = make(cfg, dtype=torch.float32)
+    fast, cache, ids = kernel(model), KVCache(cfg, 1, 4096), tokens(1, 4096)
+
+    def forever() -> None:
+        while True:
+            cache.truncate(0)
+            for part in ids.split(8, 1):
+                fast.step(part, cache)
+
+    threading.Timer(0.05, signal.raise_signal, (signal.SIGINT,)).start()
+    with pytest.raises(KeyboardInterrupt):
+        forever()
+    n = cache.end
+    assert cache.length.tolist() == [n]
+    if n < 4096:
+        got = fast.step(ids[:, n : n + 1], cache)
+        torch.testing.assert_close(got, model(ids[:, : n + 1])[:, -1:], rtol=1e-3, atol=1e-3)
+
+
+def test_two_python_threads_take_turns() -> None:
+    model, ids = make(BASE, dtype=torch.float32), tokens(1, CONTEXT)
+    want, wrong = model(ids), []
+
+    def work() -> None:
+        fast = kernel(model)
+        for _ in range(50):
+            got = fast.step(ids, KVCache(BASE, 1, CONTEXT), keep=CONTEXT)
+            wrong.append(float((got - want).abs().max()))
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(wrong) == 150
+    assert max(wrong) < 1e-3
