@@ -69,7 +69,7 @@ def ours(files: dict[str, str], kind: str, _: int) -> tuple[Generate, Row]:
 
     from gpt2llama import load
     from gpt2llama.generate import SamplingConfig, decode
-    from gpt2llama.generate.decode import Generation
+    from gpt2llama.generate.generation import Generation
     from gpt2llama.inference_speed import model_facts, weights_read
 
     quant = kind if kind.startswith("int") else None

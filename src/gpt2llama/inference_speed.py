@@ -22,7 +22,7 @@ from torch import nn
 
 from .errors import InputError
 from .generate import SamplingConfig, decode
-from .generate.decode import Generation
+from .generate.generation import Generation
 from .machine import bf16_if_native, gemm_limit, peak_rss, read_bandwidth
 from .model.config import ModelConfig
 from .model.transformer import Transformer

@@ -16,7 +16,7 @@ from gpt2llama.errors import InputError, TokenizerError
 from gpt2llama.generate import SamplingConfig, decode
 from gpt2llama.generate import chat as chat_module
 from gpt2llama.generate.chat import Chat
-from gpt2llama.generate.decode import Generation
+from gpt2llama.generate.generation import Generation
 from gpt2llama.model.transformer import Transformer
 from gpt2llama.tokenizer import BPETokenizer, train_bpe
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import gpt2llama as g
 from gpt2llama.errors import InputError, WeightsError
 from gpt2llama.generate import SamplingConfig, complete, decode
-from gpt2llama.generate.decode import Generation
+from gpt2llama.generate.generation import Generation
 
 few = settings(max_examples=15, deadline=None)
 BYTES = ByteTokenizer()

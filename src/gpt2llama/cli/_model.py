@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 
 def load_with_tokenizer(
-    path: str, ignore_key: list[str] | None, rope_factor: float | None
+    path: str,
+    ignore_key: list[str] | None,
+    rope_factor: float | None,
+    quant: str | None = None,
 ) -> tuple[Transformer, Tokenizer]:
     gc.disable()  # importing torch makes so many objects that stay that searching them takes longer
     try:
-        model, tokenizer = load(path, ignore_keys=ignore_key or (), rope_factor=rope_factor)
+        keys = ignore_key or ()
+        model, tokenizer = load(path, quant=quant, ignore_keys=keys, rope_factor=rope_factor)
     finally:
         gc.freeze()
         gc.enable()

@@ -17,3 +17,8 @@ TopP = Annotated[float | None, typer.Option(help="Only the likeliest, up to p.")
 MinP = Annotated[float | None, typer.Option(help="Not below p × the likeliest.")]
 RepetitionPenalty = Annotated[float, typer.Option(help="1 is none.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same text each time.")]
+
+Quant = Annotated[
+    str | None, typer.Option(help="Round the weights: int8 or int4; keep: a GGUF file's blocks.")
+]
+KVDtype = Annotated[str, typer.Option(help="Of keys and values: auto, fp32, bf16 or int8.")]

@@ -16,9 +16,11 @@ from ..atomic import write_text
 from ..errors import DataError, FileError, Gpt2LlamaError
 from ._options import (
     IgnoreKey,
+    KVDtype,
     MaxNewTokens,
     MinP,
     Model,
+    Quant,
     RepetitionPenalty,
     RopeFactor,
     Seed,
@@ -59,6 +61,8 @@ def chat(
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = None,
     ignore_key: IgnoreKey = None,
+    quant: Quant = None,
+    kv_dtype: KVDtype = "auto",
     rope_factor: RopeFactor = None,
     json: Json = False,
 ) -> None:
@@ -71,12 +75,13 @@ def chat(
     from ..tokenizer.chat import BUILT_IN
     from ._model import load_with_tokenizer
 
-    model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor)
+    model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor, quant)
     if template is not None and isinstance(tokenizer, BPETokenizer):
         tokenizer.config["chat_template"] = BUILT_IN.get(template) or read_text(template)
     talk = Chat(
         model,
         tokenizer,
+        kv_dtype=kv_dtype,
         system=system,
         max_new_tokens=max_new_tokens,
         temperature=temperature,

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from ..errors import DataError
-from ._options import IgnoreKey, Model, RopeFactor
+from ._options import IgnoreKey, Model, Quant, RopeFactor
 from ._print import Json, log, print_json
 from ._text import read_text
 
@@ -38,6 +38,7 @@ def evaluate(
     ] = None,
     factor: Annotated[float | None, typer.Option(help="Of --rope-scaling.")] = None,
     ignore_key: IgnoreKey = None,
+    quant: Quant = None,
     rope_factor: RopeFactor = None,
     json: Json = False,
 ) -> None:
@@ -51,7 +52,7 @@ def evaluate(
     from ..train.metrics import evaluate_text
     from ._model import load_with_tokenizer
 
-    model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor)
+    model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor, quant)
     if rope_scaling is not None and factor is not None:
         model = rescaled(model, rope_scaling, factor)
     score = evaluate_text(model, tokenizer, content, stride=stride, watch=_shown, seq_len=length)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import InputError
 from ._options import (
     IgnoreKey,
+    KVDtype,
     MaxNewTokens,
     MinP,
     Model,
+    Quant,
     RepetitionPenalty,
     RopeFactor,
     Seed,
@@ -21,6 +24,9 @@ from ._options import (
 )
 from ._print import Json, log, model_text, print_json
 from ._text import read_text
+
+if TYPE_CHECKING:
+    from ..generate.generation import Generation
 
 app = typer.Typer(add_completion=False)
 
@@ -38,6 +44,12 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
     seed: Seed = None,
     num_samples: Annotated[int, typer.Option(min=1, help="Continuations of the prompt.")] = 1,
+    speculate: Annotated[
+        str | None, typer.Option(help="Guess ahead: lookup (in the text), or a smaller model.")
+    ] = None,
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Guesses at a time.")] = 4,
+    quant: Quant = None,
+    kv_dtype: KVDtype = "auto",
     ignore_key: IgnoreKey = None,
     rope_factor: RopeFactor = None,
     json: Json = False,
@@ -46,7 +58,14 @@ def generate(
     text = read_text(prompt) if prompt == "-" else prompt
     from ._model import load_with_tokenizer
 
-    model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor)
+    model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor, quant)
+    drafter: Any = speculate
+    if speculate not in (None, "lookup"):
+        drafter, spoken = load_with_tokenizer(str(speculate), None, None, quant)
+        if spoken.fingerprint != tokenizer.fingerprint:
+            raise InputError(
+                f"{speculate} has another tokenizer than {path}; take one with the same"
+            )
     from ..generate import complete
 
     samples, steps = complete(
@@ -62,6 +81,9 @@ def generate(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         seed=seed,
+        kv_dtype=kv_dtype,
+        speculate=drafter,
+        draft_tokens=draft_tokens,
     )
     start = time.perf_counter()
     for _ in steps:
@@ -75,11 +97,27 @@ def generate(
             for s in samples
         ]
         one = answers[0] if num_samples == 1 else {"samples": answers}
-        print_json({**one, "tokens_per_second": rate})
+        print_json({**one, "tokens_per_second": rate, **guessed(samples[0])})
     elif num_samples == 1:
         print()
     else:
         for i, sample in enumerate(samples, start=1):
             print(f"--- {i}\n{model_text(sample.text)}")
+    if speculate is not None:
+        share = guessed(samples[0])
+        log.print(
+            f"{share['acceptance_rate']:.0%} of {samples[0].proposed} guesses accepted, "
+            f"{share['tokens_per_step']:.2f} tokens a step"
+        )
     if any(sample.finish_reason == "context" for sample in samples):
         log.print(f"stopped at the model's context of {model.config.max_seq_len} tokens")
+
+
+def guessed(sample: Generation) -> dict[str, float]:
+    """How speculative decoding went; nothing where there was none."""
+    if sample.passes == 0:
+        return {}
+    return {
+        "acceptance_rate": sample.accepted / max(1, sample.proposed),
+        "tokens_per_step": len(sample.ids) / sample.passes,
+    }

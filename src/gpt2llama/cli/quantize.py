@@ -99,8 +99,8 @@ def quantize(
     )
     for name, errors in _like(made.errors).items():
         tell(f"{len(errors):>6} × {name:<28} error {mean(errors):.2%}, at most {max(errors):.2%}")
-    for name, places in _like(dict.fromkeys(made.unscaled, 1)).items():
-        tell(f"{len(places):>6} × {name:<28} clipped only: nothing before it takes up scales")
+    for name, each in _like(dict.fromkeys(made.unscaled, 0.0)).items():
+        tell(f"{len(each):>6} × {name:<28} only clipped: nothing before it can take up scales")
     for name, inputs in _like(made.left).items():
         fits = inputs[0] % how.divisor == 0
         why = "--no-head" if fits else f"{how.divisor} must divide its {inputs[0]} inputs"

@@ -9,9 +9,18 @@ from typing import Any
 from ..model.transformer import Transformer
 from ..tokenizer import Tokenizer
 from .decode import complete, decode, generate, generate_ids, stream
+from .prefix import PrefixCache
 from .sampling import SamplingConfig
 
-__all__ = ["SamplingConfig", "complete", "decode", "generate", "generate_ids", "stream"]
+__all__ = [
+    "PrefixCache",
+    "SamplingConfig",
+    "complete",
+    "decode",
+    "generate",
+    "generate_ids",
+    "stream",
+]
 
 
 class _CallableModule(ModuleType):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..model.transformer import Transformer
 from ..tokenizer import Tokenizer
 from .decode import Completion
 from .engine import last_logits, new_cache
+from .prefix import common_prefix
 from .sampling import SamplingConfig, sample
 
 
@@ -32,6 +32,7 @@ class Chat:
         *,
         system: str | None = None,
         max_new_tokens: int = 512,
+        kv_dtype: str = "auto",
         **sampling: Any,
     ) -> None:
         """sampling: fields of SamplingConfig. TokenizerError where there is no chat format."""
@@ -41,7 +42,7 @@ class Chat:
             raise InputError("the tokenizer has more ids than the model; is it another model's?")
         tokenizer.apply_chat([_message("user", "")])
         self.model, self.tokenizer = model, tokenizer
-        self.system, self.max_new_tokens = system, max_new_tokens
+        self.system, self.max_new_tokens, self.kv_dtype = system, max_new_tokens, kv_dtype
         self.sampling = SamplingConfig(**sampling)
         self._cache: KVCache | None = None
         self._held: list[int] = []  # the ids in the cache, or the first of them
@@ -126,9 +127,8 @@ class Chat:
         if self._cache is None or self._cache.max_len < room:  # a larger one is filled anew
             room = min(max(2 * room, 1024), context)
             self._held = []
-            self._cache = new_cache(self.model, 1, room)
-        pairs = zip(self._held, ids[:-1], strict=False)
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self._cache = new_cache(self.model, 1, room, self.kv_dtype)
+        shared = common_prefix(self._held, ids[:-1])
         del self._held[shared:]
         self._cache.truncate(shared)
         return shared

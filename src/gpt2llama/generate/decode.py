@@ -7,8 +7,7 @@ a token to every row that is still running.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,39 +17,18 @@ from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
 from ..tokenizer import Tokenizer
 from ..tokenizer.stream import StreamDecoder
-from .engine import KVDtype, last_logits, new_cache, one_thread
+from .engine import last_logits, new_cache, one_thread
+from .generation import FinishReason, Generation
+from .prefix import PrefixCache
 from .sampling import SamplingConfig, sample
-
-FinishReason = Literal["stop", "length", "context"]
-
-
-@dataclass
-class Generation:
-    """One row: its prompt, and what has been generated so far.
-
-    logprobs: the model's own log-softmax of each id, before penalty, temperature and filters.
-    finish_reason: None while it runs; then "stop" (a stop id, which `ids` leaves out, or a stop
-    string), "length" (max_new_tokens), or "context" (the model's max_seq_len).
-    """
-
-    prompt: Sequence[int]
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-
-    def add(self, token: int, logprob: float) -> None:
-        self.ids.append(token)
-        self.logprobs.append(logprob)
-
-    def finish(self, reason: FinishReason) -> None:
-        self.finish_reason = reason
+from .speculative import make_drafter, speculative_steps
 
 
 def prefill(
     model: Transformer,
     prompts: Sequence[Sequence[int]],
     max_len: int,
-    kv_dtype: KVDtype = "auto",
+    kv_dtype: str = "auto",
 ) -> tuple[KVCache, Tensor]:
     """A cache that holds the prompts, with room for max_len tokens, and logits (B, V) after them.
 
@@ -81,13 +59,23 @@ def decode(
     stop_ids: Collection[int],
     sampling: SamplingConfig,
     vocab_size: int | None = None,
+    kv_dtype: str = "auto",
+    speculate: str | Transformer | None = None,
+    draft_tokens: int = 4,
+    prefix: PrefixCache | None = None,
 ) -> Iterator[None]:
     """Generates into `rows` until each has its finish_reason; yields at every token of theirs.
 
     vocab_size: ids from there on (padding of the embedding table) are never chosen.
+    kv_dtype: of the keys and values, as `new_cache` takes it.
+    speculate: "lookup" or a draft model guesses draft_tokens at a time (see speculative.py); one
+    row only. Four: the kernel checks five tokens in about the time of one.
+    prefix: keeps this text's keys and values for the next call; one row, with its own kv_dtype.
     Raises InputError, at once, for a prompt that is empty, unknown to the model or too long for it.
     """
     cfg = model.config
+    if prefix is not None and len(rows) != 1:
+        raise InputError("prefix= is for one text at a time; several samples share theirs anyway")
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be at least 1 (got {max_new_tokens})")
     for i, row in enumerate(rows):
@@ -104,7 +92,25 @@ def decode(
                 f"{name} has ids outside the model's vocabulary of {cfg.vocab_size}; is the "
                 "tokenizer another model's?"
             )
-    return _steps(model, rows, max_new_tokens, stop_ids, sampling, vocab_size)
+    if speculate is None:
+        how = (max_new_tokens, stop_ids, sampling, vocab_size, kv_dtype, prefix)
+        return _steps(model, rows, *how)
+    if len(rows) != 1 or draft_tokens < 1:
+        raise InputError("speculative decoding is for one text, and draft_tokens at least 1")
+    generator = sampling.generator(torch.device("cpu"))
+    return speculative_steps(
+        model,
+        rows[0],
+        make_drafter(speculate, model, sampling, generator, vocab_size),
+        draft_tokens=draft_tokens,
+        max_new_tokens=max_new_tokens,
+        stop_ids=stop_ids,
+        sampling=sampling,
+        generator=generator,
+        vocab_size=vocab_size,
+        kv_dtype=kv_dtype,
+        prefix=prefix,
+    )
 
 
 @torch.inference_mode()
@@ -115,40 +121,51 @@ def _steps(
     stop_ids: Collection[int],
     sampling: SamplingConfig,
     vocab_size: int | None,
+    kv_dtype: str,
+    prefix: PrefixCache | None,
 ) -> Iterator[None]:
     if not rows:
         return
     context, live = model.config.max_seq_len, list(rows)
     room = min(max(len(row.prompt) for row in rows) + max_new_tokens, context)
-    cache, logits = prefill(model, [row.prompt for row in rows], room)
+    if prefix is None:
+        cache, logits = prefill(model, [row.prompt for row in rows], room, kv_dtype)
+    else:
+        cache, shared = prefix.take(model, rows[0].prompt, room)
+        new = torch.tensor([rows[0].prompt[shared:]], device=cache.keys.device)
+        logits = last_logits(model, new, cache)
     generator, seen = sampling.generator(logits.device), None
     if sampling.repetition_penalty != 1:
         seen = torch.zeros_like(logits[:, :vocab_size], dtype=torch.bool)
         for marks, row in zip(seen, rows, strict=True):
             marks[list(row.prompt)] = True
-    while True:
-        with one_thread():
-            ids = sample(logits[:, :vocab_size], sampling, generator, seen)[:, None]  # (B, 1)
-            logprobs = logits.log_softmax(-1).gather(1, ids)
-        for row, token, logprob in zip(live, ids.tolist(), logprobs.tolist(), strict=True):
-            if token[0] in stop_ids:
-                row.finish("stop")
-                continue
-            row.add(token[0], logprob[0])
-            if row.finish_reason is None and len(row.ids) == max_new_tokens:
-                row.finish("length")
-            elif row.finish_reason is None and len(row.prompt) + len(row.ids) == context:
-                row.finish("context")
-        yield
-        running = [i for i, row in enumerate(live) if row.finish_reason is None]
-        if not running:
-            return
-        if seen is not None:
-            seen = seen.scatter(1, ids, True)[running]
-        if len(running) < len(live):
-            cache.select(running)
-            live, ids = [live[i] for i in running], ids[running]
-        logits = last_logits(model, ids, cache)
+    try:
+        while True:
+            with one_thread():
+                ids = sample(logits[:, :vocab_size], sampling, generator, seen)[:, None]  # (B, 1)
+                logprobs = logits.log_softmax(-1).gather(1, ids)
+            for row, token, logprob in zip(live, ids.tolist(), logprobs.tolist(), strict=True):
+                if token[0] in stop_ids:
+                    row.finish("stop")
+                    continue
+                row.add(token[0], logprob[0])
+                if row.finish_reason is None and len(row.ids) == max_new_tokens:
+                    row.finish("length")
+                elif row.finish_reason is None and len(row.prompt) + len(row.ids) == context:
+                    row.finish("context")
+            yield
+            running = [i for i, row in enumerate(live) if row.finish_reason is None]
+            if not running:
+                return
+            if seen is not None:
+                seen = seen.scatter(1, ids, True)[running]
+            if len(running) < len(live):
+                cache.select(running)
+                live, ids = [live[i] for i in running], ids[running]
+            logits = last_logits(model, ids, cache)
+    finally:
+        if prefix is not None:
+            prefix.keep([*rows[0].prompt, *rows[0].ids], cache)
 
 
 class Completion(Generation):
@@ -202,15 +219,28 @@ def generate_ids(
     *,
     max_new_tokens: int = 64,
     stop_ids: Collection[int] = (),
+    kv_dtype: str = "auto",
+    speculate: str | Transformer | None = None,
+    draft_tokens: int = 4,
+    prefix: PrefixCache | None = None,
     **sampling: Any,
 ) -> list[list[int]]:
     """The new ids of each prompt, the stop id left out; `sampling`: fields of SamplingConfig.
 
-    Greedy, a row's ids are those it would have alone.
+    Greedy, a row's ids are those it would have alone. The other settings are those of `decode`.
     """
     rows = [Generation(prompt) for prompt in prompts]
-    how = SamplingConfig(**sampling)
-    for _ in decode(model, rows, max_new_tokens=max_new_tokens, stop_ids=stop_ids, sampling=how):
+    for _ in decode(
+        model,
+        rows,
+        max_new_tokens=max_new_tokens,
+        stop_ids=stop_ids,
+        sampling=SamplingConfig(**sampling),
+        kv_dtype=kv_dtype,
+        speculate=speculate,
+        draft_tokens=draft_tokens,
+        prefix=prefix,
+    ):
         pass
     return [row.ids for row in rows]
 
@@ -224,11 +254,16 @@ def complete(
     max_new_tokens: int = 64,
     stop: str | Sequence[str] = (),
     stop_ids: Collection[int] | None = None,
+    kv_dtype: str = "auto",
+    speculate: str | Transformer | None = None,
+    draft_tokens: int = 4,
+    prefix: PrefixCache | None = None,
     **sampling: Any,
 ) -> tuple[list[Completion], Iterator[None]]:
     """Samples of one prompt, and the loop that fills them a token at each step.
 
-    stop: text that ends a sample and is left out. stop_ids: the tokenizer's unless given.
+    stop: text that ends a sample and is left out. stop_ids: the tokenizer's unless given. The
+    other settings are those of `decode`.
     """
     if not prompt:
         raise InputError("the prompt is empty; give some text to continue")
@@ -248,6 +283,10 @@ def complete(
         stop_ids=tokenizer.stop_ids if stop_ids is None else stop_ids,
         sampling=SamplingConfig(**sampling),
         vocab_size=tokenizer.vocab_size,
+        kv_dtype=kv_dtype,
+        speculate=speculate,
+        draft_tokens=draft_tokens,
+        prefix=prefix,
     )
     return samples, steps
 
@@ -256,7 +295,8 @@ def stream(model: Transformer, tokenizer: Tokenizer, prompt: str, **settings: An
     """The continuation of the prompt, piece by piece; a piece never splits a character.
 
     Settings: max_new_tokens=64, stop (strings), stop_ids, temperature=0.0 (greedy), top_k, top_p,
-    min_p, repetition_penalty, seed. It ends at max_new_tokens, a stop, or the model's context.
+    min_p, repetition_penalty, seed; kv_dtype, speculate, draft_tokens (see `decode`). It ends at
+    max_new_tokens, a stop, or the model's context.
     Raises InputError, before the first piece, for a prompt that is empty or fills the context.
     """
     (sample,), steps = complete(model, tokenizer, prompt, num_samples=1, **settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..native.binding import MAX_TOKENS
 from ..quant.kv import Int8KVCache
 from ..quant.linear import QuantLinear
 
-KVDtype = Literal["auto", "fp32", "bf16", "int8"]
+KV_DTYPES = ("auto", "fp32", "bf16", "int8")
 
 CHUNK = 512  # tokens that PyTorch takes at once: a long prompt's memory is bounded
 FEW = 16  # tokens of plain weights up to which the kernel beats PyTorch's matrix products
@@ -40,16 +40,14 @@ class _Kernel:
 _kernels: WeakKeyDictionary[KVCache, _Kernel] = WeakKeyDictionary()
 
 
-def new_cache(
-    model: Transformer, batch_size: int, max_len: int, kv_dtype: KVDtype = "auto"
-) -> KVCache:
+def new_cache(model: Transformer, batch_size: int, max_len: int, kv_dtype: str = "auto") -> KVCache:
     """Room for max_len tokens in each of batch_size rows, on the model's device.
 
     kv_dtype: "auto" is that of the model's parameters, or bf16 if its weights are quantised. The
     kernel reads the weights where they are now: a cache is for a model that stays as it is.
     """
-    if kv_dtype not in get_args(KVDtype):
-        raise InputError(f"kv_dtype must be one of {', '.join(get_args(KVDtype))}: {kv_dtype!r}")
+    if kv_dtype not in KV_DTYPES:
+        raise InputError(f"kv_dtype must be one of {', '.join(KV_DTYPES)}: {kv_dtype!r}")
     parameter = next(model.parameters())
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, parameter.dtype)
     quantised = any(isinstance(module, QuantLinear) for module in model.modules())

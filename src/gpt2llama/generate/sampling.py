@@ -88,20 +88,15 @@ def repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def sample(
-    logits: Tensor,
-    settings: SamplingConfig,
-    generator: torch.Generator | None = None,
-    seen: Tensor | None = None,
-) -> Tensor:
-    """Logits (B, V) -> ids (B,); penalty, temperature, top-k, top-p, min-p, in this order.
+def filtered(logits: Tensor, settings: SamplingConfig, seen: Tensor | None = None) -> Tensor:
+    """Logits (B, V) after penalty and, unless greedy, temperature, top-k, top-p, min-p: this order.
 
     `seen`: bool (B, V), the tokens that the repetition penalty is for.
     """
     if seen is not None:
         logits = repetition_penalty(logits, seen, settings.repetition_penalty)
     if settings.greedy:
-        return logits.argmax(-1)
+        return logits
     logits = temperature(logits, settings.temperature)
     if settings.top_k is not None:
         logits = top_k(logits, settings.top_k)
@@ -109,7 +104,18 @@ def sample(
         logits = top_p(logits, settings.top_p)
     if settings.min_p is not None:
         logits = min_p(logits, settings.min_p)
-    return draw(logits.softmax(-1), generator)
+    return logits
+
+
+def sample(
+    logits: Tensor,
+    settings: SamplingConfig,
+    generator: torch.Generator | None = None,
+    seen: Tensor | None = None,
+) -> Tensor:
+    """Logits (B, V), as `filtered` leaves them -> ids (B,)."""
+    logits = filtered(logits, settings, seen)
+    return logits.argmax(-1) if settings.greedy else draw(logits.softmax(-1), generator)
 
 
 def draw(probs: Tensor, generator: torch.Generator | None = None) -> Tensor:

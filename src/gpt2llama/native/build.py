@@ -1,4 +1,4 @@
-"""decode.c, compiled on first use for the machine at hand and kept in the cache folder."""
+"""The kernel, compiled on first use for the machine at hand and kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def built(compiler: str, flags: tuple[str, ...], folder: Path) -> Path:
     """The shared library in `folder`, compiled if it is not there: its name is a digest of the
     source, the flags, the compiler and the processor, so that no other machine's is taken."""
     stat = os.stat(compiler)
-    what = (SOURCE.read_text(encoding="utf-8"), flags, compiler, stat.st_size, stat.st_mtime_ns)
+    headers = sorted(SOURCE.parent.glob("*.h"))
+    texts = [path.read_text(encoding="utf-8") for path in (SOURCE, *headers)]
+    what = (texts, flags, compiler, stat.st_size, stat.st_mtime_ns)
     digest = hashlib.sha256(repr((*what, _processor())).encode("utf-8")).hexdigest()
     done = folder / f"decode-{digest[:24]}.so"
     if done.exists():

@@ -1,0 +1,269 @@
+// Matrices of floats, of bf16, and of integers in tiles of 16 rows, times a few inputs.
+
+#pragma once
+
+#include "vectors.h"
+
+#define TILE 16              // rows of a quantised matrix that lie side by side
+#define PARTS (TILE / LANES) // vectors of a tile's rows
+#define BLOCK 32             // inputs that are rounded with one scale
+#define AHEAD 2048           // bytes
+
+// native/binding.py has the same structure.
+typedef struct {
+    const void *weight;             // F32, BF16: (rows, cols); INT8, INT4: tiles of 16 rows
+    const uint16_t *scale, *minimum; // fp16 (tiles, cols / group, 16); minimum may be NULL
+    const float *bias;              // (rows), may be NULL
+    int64_t rows, cols, group;
+    int32_t kind, rounded;          // rounded: the inputs are rounded to int8 as well
+} Matrix;
+
+// What a matrix multiplies: n rows of floats and, for tiles, their blocks of 32.
+typedef struct {
+    const float *x; // (n, cols)
+    int8_t *q;      // (n, cols), rounded
+    float *scale;   // (n, cols / 32), of the rounded ones
+    float *total;   // (n, cols / 32), sums of what is multiplied
+    int32_t *sum;   // (n, cols / 32), sums of q
+    float *wide;    // (16, cols), room for rows of bf16 weights
+} Inputs;
+
+static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n) {
+    in->x = x;
+    const int tiled = m->kind == INT8 || m->kind == INT4;
+    for (int64_t b = 0; tiled && b < n * m->cols / BLOCK; b++) {
+        vf size = {0}, total = {0};
+        for (int i = 0; i < BLOCK; i += LANES) {
+            vf v = load(F32, x, b * BLOCK + i);
+            size = largest(size, largest(v, -v));
+            total += v;
+        }
+        in->total[b] = sum(total);
+        if (!m->rounded)
+            continue;
+        float amax = 0;
+        for (int i = 0; i < LANES; i++)
+            amax = size[i] > amax ? size[i] : amax;
+        vi whole = {0};
+        for (int i = 0; i < BLOCK; i += LANES) {
+            vf v = load(F32, x, b * BLOCK + i);
+            vi q = __builtin_convertvector(nearest(v / (amax > 0 ? amax / 127 : 1)), vi);
+            *(vb *)(in->q + b * BLOCK + i) = __builtin_convertvector(q, vb);
+            whole += q;
+        }
+        in->sum[b] = 0;
+        for (int i = 0; i < LANES; i++)
+            in->sum[b] += whole[i];
+        in->scale[b] = amax / 127;
+        in->total[b] = in->scale[b] * (float)in->sum[b];
+    }
+}
+
+// Whether the same prepared inputs serve both.
+static int alike(const Matrix *a, const Matrix *b) {
+    return a->kind == b->kind && a->rounded == b->rounded;
+}
+
+// Memory is read in one stream a thread, and asked for ahead of it: rows are short, and the
+// hardware's own prefetching begins anew with each.
+INLINE void ask_ahead(const void *p, int64_t bytes) {
+    for (int64_t b = 0; b < bytes; b += 64)
+        __builtin_prefetch((const char *)p + AHEAD + b);
+}
+
+// `count` rows of k numbers times `cols` inputs; `chains` sums at once hide the additions' latency.
+INLINE void dense(int kind, int count, int chains, int cols, const void *w, int64_t k,
+                  const float *x, int64_t x_stride, float *y, int64_t y_stride) {
+    const int64_t row = k * size_of(kind);
+    vf total[4][4] = {0};
+    int64_t i = 0;
+    for (; i + chains * LANES <= k; i += chains * LANES) {
+        if (count == 1)
+            ask_ahead((const char *)w + i * size_of(kind), chains * LANES * size_of(kind));
+        for (int a = 0; a < chains; a++) {
+            vf v[4];
+            for (int c = 0; c < cols; c++)
+                v[c] = load(F32, x + c * x_stride, i + a * LANES);
+            for (int r = 0; r < count; r++)
+                for (int c = 0; c < cols; c++) {
+                    const vf u = load(kind, (const char *)w + r * row, i + a * LANES);
+                    total[r * chains + a][c] += u * v[c];
+                }
+        }
+    }
+    for (int r = 0; r < count; r++)
+        for (int c = 0; c < cols; c++) {
+            float rest = 0;
+            for (int64_t j = i; j < k; j++)
+                rest += load1(kind, (const char *)w + r * row, j) * x[c * x_stride + j];
+            for (int a = 0; a < chains; a++)
+                rest += sum(total[r * chains + a][c]);
+            y[c * y_stride + r] = rest;
+        }
+}
+
+// One block of a tile times one input: for each row the sum of 32 products, a part of 16 rows.
+INLINE void rounded_block(int kind, int cols, const vi *w, const int8_t *q, int64_t k,
+                          vi d[][PARTS]) {
+    const int words = kind == INT8 ? 8 : 4;
+    for (int i = 0; i < words; i++)
+        for (int p = 0; p < PARTS; p++) {
+            vi a = w[i * PARTS + p], low = a & 0x0f0f0f0f, high = (a >> 4) & 0x0f0f0f0f;
+            for (int c = 0; c < cols; c++) {
+                const int32_t *x = (const int32_t *)(q + c * k);
+                if (kind == INT8) {
+                    d[c][p] = dot_signed(d[c][p], a, x[i] - (vi){0});
+                } else {
+                    d[c][p] = dot_nibbles(d[c][p], low, x[2 * i] - (vi){0});
+                    d[c][p] = dot_nibbles(d[c][p], high, x[2 * i + 1] - (vi){0});
+                }
+            }
+        }
+}
+
+// The same with inputs that stay floats.
+INLINE void float_block(int kind, int cols, const vi *w, const float *x, int64_t k, vf s[][PARTS]) {
+    const int words = kind == INT8 ? 8 : 4, inputs = BLOCK / words;
+    for (int i = 0; i < words; i++)
+        for (int p = 0; p < PARTS; p++)
+            for (int j = 0; j < inputs; j++) {
+                vi a = w[i * PARTS + p];
+                // int8: byte j; int4: the low half of byte j, or the high one of byte j - 4.
+                if (kind == INT8)
+                    a = (a << (24 - 8 * j)) >> 24;
+                else
+                    a = (a >> (j < 4 ? 8 * j : 8 * j - 28)) & 15;
+                for (int c = 0; c < cols; c++)
+                    s[c][p] += __builtin_convertvector(a, vf) * x[c * k + i * inputs + j];
+            }
+}
+
+// A tile of 16 rows times `cols` inputs: weight = scale * q + low, a scale for every group.
+INLINE void tile(int kind, int rounded, int cols, const Matrix *m, int64_t row, const Inputs *in,
+                 int64_t at, float *y, int64_t stride) {
+    const int64_t k = m->cols, words = kind == INT8 ? k / 4 : k / 8, groups = k / m->group;
+    const vi *w = (const vi *)m->weight + row / TILE * words * PARTS;
+    const int64_t per_block = words / (k / BLOCK) * PARTS, in_group = m->group / BLOCK;
+    const uint16_t *scale = m->scale + row * groups;
+    const uint16_t *minimum = m->minimum ? m->minimum + row * groups : NULL;
+    vf y16[4][PARTS] = {0};
+    for (int64_t g = 0; g < groups; g++) {
+        vf part[4][PARTS] = {0};
+        float total[4] = {0};
+        for (int64_t b = g * in_group; b < (g + 1) * in_group; b++, w += per_block) {
+            vi d[4][PARTS] = {0};
+            ask_ahead(w, per_block * (int64_t)sizeof(vi));
+            if (rounded)
+                rounded_block(kind, cols, w, in->q + at * k + b * BLOCK, k, d);
+            else
+                float_block(kind, cols, w, in->x + at * k + b * BLOCK, k, part);
+            for (int c = 0; c < cols; c++) {
+                const int64_t block = (at + c) * (k / BLOCK) + b;
+                total[c] += in->total[block];
+                for (int p = 0; rounded && p < PARTS; p++) {
+                    vi whole = kind == INT4 ? nibbles_total(d[c][p]) : d[c][p];
+                    whole -= kind == INT8 ? EXCESS * in->sum[block] : 0;
+                    part[c][p] += __builtin_convertvector(whole, vf) * in->scale[block];
+                }
+            }
+        }
+        for (int p = 0; p < PARTS; p++) {
+            vf s = halves(scale + g * TILE + p * LANES);
+            vf low = s * (kind == INT8 ? 0.0f : -8.0f);
+            if (minimum)
+                low = halves(minimum + g * TILE + p * LANES);
+            for (int c = 0; c < cols; c++)
+                y16[c][p] += s * part[c][p] + low * total[c];
+        }
+    }
+    for (int c = 0; c < cols; c++)
+        for (int r = 0; r < TILE && row + r < m->rows; r++)
+            y[(at + c) * stride + row + r] = y16[c][r / LANES][r % LANES];
+}
+
+INLINE void tiles(int kind, int rounded, const Matrix *m, const Inputs *in, int64_t n, int64_t lo,
+                  int64_t hi, float *y, int64_t stride) {
+    for (int64_t row = lo; row < hi; row += TILE) {
+        int64_t at = 0;
+        for (; at + 4 <= n; at += 4)
+            tile(kind, rounded, 4, m, row, in, at, y, stride);
+        for (; at < n; at++)
+            tile(kind, rounded, 1, m, row, in, at, y, stride);
+    }
+}
+
+// Few inputs: a row at a time, as memory streams it. Many: two rows (widened to floats) by four
+// inputs, of 16 rows that stay in the cache while all inputs pass.
+INLINE void rows(int kind, const Matrix *m, const Inputs *in, int64_t n, int64_t lo, int64_t hi,
+                 float *y, int64_t stride) {
+    const int64_t k = m->cols, many = n >= 8 ? n / 4 * 4 : 0;
+    for (int64_t row = lo; row < hi; row += TILE) {
+        const int64_t count = least(TILE, hi - row);
+        const char *w = (const char *)m->weight + row * k * size_of(kind);
+        for (int64_t i = 0; kind != F32 && many && i < count * k; i++)
+            in->wide[i] = load1(kind, w, i);
+        const float *wide = kind == F32 ? (const float *)w : in->wide;
+        for (int64_t at = 0; at < many; at += 4) {
+            const float *x = in->x + at * k;
+            float *to = y + at * stride + row;
+            for (int64_t r = 0; r + 2 <= count; r += 2)
+                dense(F32, 2, 1, 4, wide + r * k, k, x, k, to + r, stride);
+            if (count % 2)
+                dense(F32, 1, 2, 4, wide + (count - 1) * k, k, x, k, to + count - 1, stride);
+        }
+        for (int64_t r = 0; r < count; r++) {
+            int64_t at = many;
+            for (; at + 4 <= n; at += 4)
+                dense(kind, 1, 2, 4, w + r * k * size_of(kind), k, in->x + at * k, k,
+                      y + at * stride + row + r, stride);
+            for (; at < n; at++)
+                dense(kind, 1, 4, 1, w + r * k * size_of(kind), k, in->x + at * k, k,
+                      y + at * stride + row + r, stride);
+        }
+    }
+}
+
+// y[i][r] = rows lo to hi of the matrix times input i, and the bias. y is (n, stride).
+static void multiply(const Matrix *m, const Inputs *in, int64_t n, int64_t lo, int64_t hi, float *y,
+                     int64_t stride) {
+    switch (m->kind * 2 + m->rounded) {
+    case F32 * 2:
+        rows(F32, m, in, n, lo, hi, y, stride);
+        break;
+    case BF16 * 2:
+        rows(BF16, m, in, n, lo, hi, y, stride);
+        break;
+    case INT8 * 2:
+        tiles(INT8, 0, m, in, n, lo, hi, y, stride);
+        break;
+    case INT8 * 2 + 1:
+        tiles(INT8, 1, m, in, n, lo, hi, y, stride);
+        break;
+    case INT4 * 2:
+        tiles(INT4, 0, m, in, n, lo, hi, y, stride);
+        break;
+    default:
+        tiles(INT4, 1, m, in, n, lo, hi, y, stride);
+    }
+    for (int64_t i = 0; m->bias && i < n; i++)
+        for (int64_t r = lo; r < hi; r++)
+            y[i * stride + r] += m->bias[r];
+}
+
+// One row of a table, as embeddings are read.
+static void table_row(const Matrix *m, int64_t row, float *y) {
+    const int64_t k = m->cols, groups = m->group ? k / m->group : 1;
+    for (int64_t i = 0; i < k; i++) {
+        if (m->kind == F32 || m->kind == BF16) {
+            y[i] = load1(m->kind, m->weight, row * k + i);
+            continue;
+        }
+        const int inputs = m->kind == INT8 ? 4 : 8;
+        const int64_t word = (row / TILE * (k / inputs) + i / inputs) * TILE + row % TILE;
+        const int8_t byte = ((const int8_t *)m->weight)[4 * word + i % 4];
+        const int64_t at = (row / TILE * groups + i / m->group) * TILE + row % TILE;
+        const int q = m->kind == INT8 ? byte : i % 8 < 4 ? byte & 15 : (byte >> 4) & 15;
+        const float s = half(m->scale[at]);
+        y[i] = m->minimum ? s * q + half(m->minimum[at]) : s * (m->kind == INT8 ? q : q - 8);
+    }
+}
