@@ -38,8 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "weights",
     },
     "evolve": {
-        *("assets", "corpus", "data", "generate", "machine", "model", "plan", "tokenizer"),
-        *("train", "weights"),
+        *("assets", "corpus", "data", "generate", "machine", "model", "plan", "quant"),
+        *("tokenizer", "train", "weights"),
     },
     "__main__": {"cli"},
     "__init__": {"errors", "generate", "model", "tokenizer", "weights"},  # the public names

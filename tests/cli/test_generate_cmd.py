@@ -5,15 +5,19 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sharp import make
 
 import gpt2llama as g
+from gpt2llama.generate.chat import Chat
 from gpt2llama.tokenizer import BPETokenizer, train_bpe
+from gpt2llama.train.metrics import evaluate_text
 
 TEXT = "却说曹操引军追赶玄德，玄德走樊城。Then the story goes on.\n" * 3
 Capture = pytest.CaptureFixture[str]
@@ -96,6 +100,62 @@ def test_prompt_from_stdin(
         assert out == g.generate(model, tokenizer, prompt, max_new_tokens=5) + "\n"
 
 
+def sharp(tokenizer: BPETokenizer) -> g.Transformer:
+    """One whose matrices can be quantised: 32 divides their inputs."""
+    cfg = g.ModelConfig(
+        vocab_size=tokenizer.vocab_size, max_seq_len=96, n_layers=1, n_heads=2, d_model=32, d_ff=32
+    )
+    return make(cfg, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "itself"])
+def test_guessing_ahead(
+    run: Any, folder: str, model: g.Transformer, tokenizer: BPETokenizer, drafter: str
+) -> None:
+    """The same text, and how the guesses went: a model's own are always right."""
+    how = ["-n", "9", "--speculate", folder if drafter == "itself" else drafter]
+    out, err = run("generate", folder, "却说曹操", *how)
+    alone = g.generate(model, tokenizer, "却说曹操", max_new_tokens=9)
+    assert out == alone + "\n"
+    share, step = re.fullmatch(
+        r"(\d+)% of \d+ guesses accepted, (\d\.\d\d) tokens a step\n", err
+    ).groups()  # type: ignore[union-attr]  # it matches
+    answer = json.loads(run("generate", folder, "却说曹操", *how, "--json")[0])
+    assert (answer["text"], answer["tokens"]) == (alone, 9)
+    assert share == f"{answer['acceptance_rate']:.0%}".rstrip("%")
+    assert step == f"{answer['tokens_per_step']:.2f}"
+    if drafter == "itself":
+        assert answer["acceptance_rate"] == 1
+        assert answer["tokens_per_step"] == 9 / 3  # one token, five, and the last three
+
+
+def test_a_draft_of_another_tokenizer(run: Any, folder: str, tmp_path: Path) -> None:
+    other = train_bpe([TEXT[::-1]], vocab_size=300)
+    g.save(sharp(other), other, tmp_path / "other")
+    _, err = run("generate", folder, "却说", "--speculate", tmp_path / "other", code=1)
+    assert "another tokenizer" in err
+
+
+def test_quantised_while_loading(run: Any, tokenizer: BPETokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    g.save(sharp(tokenizer), tokenizer, path)
+    quantised, _ = g.load(path, quant="int4")
+    how = ["--quant", "int4", "--kv-dtype", "int8"]
+    out, _ = run("generate", path, "却说", "-n", "9", *how)
+    assert out == g.generate(quantised, tokenizer, "却说", max_new_tokens=9, kv_dtype="int8") + "\n"
+    out, _ = run("chat", path, "--prompt", "却说", "-n", "9", *how)
+    chat = Chat(quantised, tokenizer, max_new_tokens=9, kv_dtype="int8")
+    assert out == "".join(chat.say("却说")) + "\n"
+    (tmp_path / "text").write_text(TEXT, encoding="utf-8")
+    score = evaluate_text(quantised, tokenizer, TEXT).bits_per_byte
+    found, exact = (
+        json.loads(run("eval", path, "--text", tmp_path / "text", *quant, "--json")[0])
+        for quant in (["--quant", "int4"], [])
+    )
+    assert found["bits_per_byte"] == pytest.approx(score, rel=1e-5)
+    assert exact["bits_per_byte"] != pytest.approx(score, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
@@ -103,6 +163,10 @@ def test_prompt_from_stdin(
         (["却说" * 40], 1, "and the model's context 32; shorten it to 31"),
         (["却说", "--top-p", "0"], 1, "top_p must be above 0"),
         (["却说", "--stop", ""], 1, "a stop string is empty"),
+        (["却说", "--kv-dtype", "fp8"], 1, "one of auto, fp32, bf16, int8"),
+        (["却说", "--quant", "int3"], 1, "int3"),
+        (["却说", "--speculate", "lookup", "--num-samples", "2"], 1, "for one text"),
+        (["却说", "--draft-tokens", "0"], 2, "--draft-tokens"),
         (["却说", "-n", "0"], 2, "-n"),
         (["却说", "--temperature", "-1"], 2, "--temperature"),
         ([], 2, "Missing argument"),

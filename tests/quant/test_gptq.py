@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gpt2llama.model.config import ModelConfig
 from gpt2llama.quant.apply import quantise, quantised_layers, targets
-from gpt2llama.quant.calibration import Inputs
 from gpt2llama.quant.gptq import (
     DAMPENING,
     Scales,
@@ -101,7 +100,7 @@ def test_outputs_are_no_further_off_than_rounded_to_nearest(how: QuantScheme, se
     same_scales = fixed(nearest[1], nearest[2], size)
     for parts in (
         round_in_order(weight, inverse_factor(gram), how, same_scales),
-        round_matrix(weight, Inputs(gram=gram, magnitude=gram.diagonal()), how),
+        round_matrix(weight, inverse_factor(gram), how),
     ):
         found, limit = (output_error(p, weight, gram, how) for p in (parts, nearest))
         assert found <= limit
@@ -124,7 +123,7 @@ def test_a_text_shorter_than_the_inputs() -> None:
     weight, _ = problem(8, 64, 0)
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     how, gram = SCHEMES[2], x.T @ x
-    parts = round_matrix(weight, Inputs(gram=gram, magnitude=x.abs().mean(0)), how)
+    parts = round_matrix(weight, inverse_factor(gram), how)
     nearest = output_error(round_to_nearest(weight, how), weight, gram, how)
     assert output_error(parts, weight, gram, how) < nearest / 4
 

@@ -19,7 +19,7 @@ from ..model.config import ModelConfig
 from ..model.transformer import Transformer
 from .apply import Calibration, Watch
 from .calibration import Inputs, quantise_in_order
-from .rtn import Parts, decode, encode, finish, fit, grouped, squared
+from .rtn import Parts, dequantise, round_fitted, round_to_nearest
 from .scheme import QuantScheme
 
 ALPHAS = tuple(step / 20 for step in range(20))
@@ -113,7 +113,8 @@ def channel_scales(
         error = 0.0
         for w, energy in zip(weights, energies, strict=True):
             w = w.detach().float()
-            change = nearest(w * narrow, scheme) / narrow - w
+            rounded = dequantise(round_to_nearest(w * narrow, scheme), scheme)
+            change = rounded / narrow - w
             error += float(output_error(change, gram) / energy)
         if error < least:
             least, best = error, s
@@ -136,22 +137,15 @@ def round_clipped(weight: Tensor, gram: Tensor, scheme: QuantScheme) -> Parts:
     """weight (N, K) -> as rtn.round_to_nearest; a group's scale is the one, of a few, with the
     least tr(D G D^T), D what it changes in the group and G the Gram matrix of the group's inputs.
     """
-    w = grouped(weight.detach(), scheme)
-    groups, size = w.shape[1:]
+    groups = scheme.groups(weight.shape[1])
+    size = weight.shape[1] // groups
     own = gram.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1).float()
 
     def error(change: Tensor) -> Tensor:
         moved = (change.transpose(0, 1) @ own).transpose(0, 1)
         return (moved * change).sum(-1, keepdim=True)
 
-    return finish(w, *fit(w, scheme, error), scheme)
-
-
-def nearest(weight: Tensor, scheme: QuantScheme) -> Tensor:
-    """The weights (N, K), fp32, that rounding to nearest leaves."""
-    w = grouped(weight, scheme)
-    scale, minimum = fit(w, scheme, squared)
-    return decode(encode(w, scale, minimum, scheme.bits), scale, minimum, scheme.bits).flatten(1)
+    return round_fitted(weight, scheme, error)
 
 
 def output_error(change: Tensor, gram: Tensor) -> Tensor:

@@ -31,8 +31,12 @@ def quantise(
     """As `apply.quantise`. A table that is the head too is rounded for the head's inputs."""
 
     def round_block(block: nn.Module, inputs: dict[str, Inputs]) -> dict[str, Parts]:
+        factors = {id(seen): inverse_factor(seen.gram) for seen in {*inputs.values()}}
         weights: dict[str, Any] = {name: block.get_submodule(name).weight for name in inputs}
-        return {name: round_matrix(weights[name], seen, scheme) for name, seen in inputs.items()}
+        return {
+            name: round_matrix(weights[name], factors[id(seen)], scheme)
+            for name, seen in inputs.items()
+        }
 
     return quantise_in_order(model, scheme, calibration, watch, round_block)
 
@@ -85,12 +89,11 @@ def round_in_order(weight: Tensor, factor: Tensor, scheme: QuantScheme, scales: 
     return integers, steps, torch.cat(least, 1).squeeze(-1).half() if least else None
 
 
-def round_matrix(weight: Tensor, inputs: Inputs, scheme: QuantScheme) -> Parts:
-    """weight (N, K), rounded for these inputs, as rtn.round_to_nearest gives it.
+def round_matrix(weight: Tensor, factor: Tensor, scheme: QuantScheme) -> Parts:
+    """weight (N, K) -> as rtn.round_to_nearest gives it; `factor`: inverse_factor of its inputs.
 
     A group's scale is the one, of a few, with the least cost at the group's first input.
     """
-    factor = inverse_factor(inputs.gram)
     worth = factor.diagonal().float() ** -2
 
     def scales(first: int, w: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -17,6 +17,7 @@ _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the range: clipping the largest can 
 _AT_ONCE = 1 << 18  # weights: what is in hand fits a cache
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
+Error = Callable[[Tensor], Tensor]  # W' - W of groups (N, G, group) -> what it costs, (N, G, 1)
 
 
 def quantise(
@@ -39,10 +40,23 @@ def round_to_nearest(weight: Tensor, scheme: QuantScheme) -> Parts:
 
     Raises WeightsError for a weight that is not finite or whose scale fp16 cannot hold.
     """
+    return round_fitted(weight, scheme, squared)
+
+
+def round_fitted(weight: Tensor, scheme: QuantScheme, error: Error) -> Parts:
+    """As round_to_nearest, with the scales that `fit` finds for another error."""
     blocks = torch.split(weight.detach(), max(1, _AT_ONCE // weight.shape[1]))
-    parts = [_round(rows, scheme) for rows in blocks]
+    parts = [_round(rows, scheme, error) for rows in blocks]
     q, scale, minimum = zip(*parts, strict=True)
     return torch.cat(q), torch.cat(scale), torch.cat(minimum) if scheme.zero else None
+
+
+def _round(rows: Tensor, scheme: QuantScheme, error: Error) -> Parts:
+    w = rows.float().view(len(rows), scheme.groups(rows.shape[1]), -1)
+    scale, minimum = fit(w, scheme, error)
+    q = encode(w, scale, minimum, scheme.bits).to(torch.int8 if scheme.bits == 8 else torch.uint8)
+    halves = None if minimum is None else minimum.squeeze(-1).half()
+    return q.flatten(1), scale.squeeze(-1).half(), halves
 
 
 def encode(w: Tensor, scale: Tensor, minimum: Tensor | None, bits: int) -> Tensor:
@@ -63,11 +77,17 @@ def decode(q: Tensor, scale: Tensor, minimum: Tensor | None, bits: int) -> Tenso
     return (q - 8 if bits == 4 else q) * scale
 
 
-def fit(
-    w: Tensor, scheme: QuantScheme, error: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor | None]:
-    """The scale and minimum, each (N, G, 1), of the groups w (N, G, group): of a few, the ones
-    that round to the least `error`, which takes W' - W as w and gives (N, G, 1). All fp32.
+def dequantise(parts: Parts, scheme: QuantScheme) -> Tensor:
+    """The weights, fp32 (N, K), that the parts stand for."""
+    q, scale, minimum = parts
+    least = None if minimum is None else minimum.float().unsqueeze(-1)
+    integers = q.float().view(*scale.shape, -1)
+    return decode(integers, scale.float().unsqueeze(-1), least, scheme.bits).flatten(1)
+
+
+def fit(w: Tensor, scheme: QuantScheme, error: Error) -> tuple[Tensor, Tensor | None]:
+    """The scale and minimum, each (N, G, 1), of the groups w (N, G, group): of a few, those with
+    the least error. All fp32.
     """
     (scale, minimum), *others = _candidates(w, scheme)
     least = error(_change(w, scale, minimum, scheme.bits))
@@ -81,26 +101,8 @@ def fit(
 
 
 def squared(change: Tensor) -> Tensor:
-    """The error of `fit` that knows nothing of the inputs."""
+    """The error for want of knowing the inputs."""
     return change.square().sum(-1, keepdim=True)
-
-
-def finish(w: Tensor, scale: Tensor, minimum: Tensor | None, scheme: QuantScheme) -> Parts:
-    """The nearest integers for what `fit` found, and the parts as a layer takes them."""
-    q = encode(w, scale, minimum, scheme.bits)
-    q = q.to(torch.int8 if scheme.bits == 8 else torch.uint8)
-    halves = None if minimum is None else minimum.squeeze(-1).half()
-    return q.flatten(1), scale.squeeze(-1).half(), halves
-
-
-def grouped(rows: Tensor, scheme: QuantScheme) -> Tensor:
-    """(N, K) -> fp32 (N, G, group)."""
-    return rows.float().view(len(rows), scheme.groups(rows.shape[1]), -1)
-
-
-def _round(rows: Tensor, scheme: QuantScheme) -> Parts:
-    w = grouped(rows, scheme)
-    return finish(w, *fit(w, scheme, squared), scheme)
 
 
 def _change(w: Tensor, scale: Tensor, minimum: Tensor | None, bits: int) -> Tensor:

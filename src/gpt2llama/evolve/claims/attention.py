@@ -60,25 +60,22 @@ def cache_of_70b() -> Finding:
 
 @claim(19, "an int8 KV cache halves it", "KV 缓存用 int8 能减半")
 def int8_cache() -> Finding:
-    import torch
-
-    from ...model.kv_cache import KVCache
+    from ...quant.kv import Int8KVCache
 
     cfg = preset("llama-3-70b")
-    cache = KVCache(cfg, batch_size=1, max_len=63, dtype=torch.int8, device="meta")
+    cache = Int8KVCache(cfg, batch_size=1, max_len=63, device="meta")
     held = cache.keys.nbytes + cache.values.nbytes
     slots = cache.keys.shape[3]
     planned = kv_bytes(cfg, slots, dtype="int8")
     wide = kv_bytes(cfg, slots, dtype="fp16")
-    scales = 2 * held // cfg.head_size  # one fp16 scale for each head's vector
-    share, whole = held / wide, (held + scales) / wide
+    share, whole = held / wide, cache.nbytes / wide
     halved = share == 0.5 and held == planned
     return Finding(
         "wrong" if not halved else "true" if whole == share else "true-if",
         f"the numbers are {share:.1%} of fp16's ({held:,} bytes for {slots} tokens of 70B in a "
-        f"real cache, as planned); with an fp16 scale per head and token {whole:.2%}",
+        f"real cache, as planned); with its scales, fp32 for each head and token, {whole:.2%}",
         f"数值本身为 fp16 的 {share:.1%}（70B 的真实缓存存 {slots} 个词元占 {held:,} 字节，"
-        f"与计算一致）；加上每头每词元一个 fp16 缩放系数后为 {whole:.2%}",
+        f"与计算一致）；加上每头每词元一个 fp32 缩放系数后为 {whole:.2%}",
     )
 
 
