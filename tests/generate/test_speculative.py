@@ -203,6 +203,7 @@ def test_lookup_goes_on_as_the_text_did() -> None:
     lookup = PromptLookup()
     assert lookup.propose([1, 2, 3, 9, 1, 2], 2) == ([3, 9], None)
     assert lookup.propose([1, 2, 3, 9, 1, 2, 5, 8], 3) == ([], None)
+    assert PromptLookup().propose([8, 5, 3, 9, 5], 3) == ([], None)  # 5 alone is too little
     assert lookup.propose([1, 2, 3, 9, 1, 2, 5, 8, 1, 2], 9) == (
         [5, 8, 1, 2],
         None,

@@ -33,19 +33,22 @@ class Drafter(Protocol):
 
 
 class PromptLookup:
-    """Guesses that what followed the last few tokens before follows them again (Saxena 2023)."""
+    """Guesses that what followed the last few tokens before follows them again (Saxena 2023).
 
-    def __init__(self, longest: int = 3) -> None:
-        self.longest = longest
+    Not by the last one alone: such guesses are so often wrong that prose becomes slower by them.
+    """
+
+    def __init__(self, shortest: int = 2, longest: int = 3) -> None:
+        self.shortest, self.longest = shortest, longest
         self._after: dict[tuple[int, ...], int] = {}  # where the text went on, the last time
         self._read = 0
 
     def propose(self, ids: Sequence[int], n: int) -> tuple[list[int], None]:
         for end in range(self._read + 1, len(ids)):  # its own ending is not yet a precedent
-            for size in range(1, min(self.longest, end) + 1):
+            for size in range(self.shortest, min(self.longest, end) + 1):
                 self._after[tuple(ids[end - size : end])] = end
         self._read = max(self._read, len(ids) - 1)
-        for size in range(min(self.longest, len(ids)), 0, -1):
+        for size in range(min(self.longest, len(ids)), self.shortest - 1, -1):
             start = self._after.get(tuple(ids[-size:]))
             if start is not None:
                 return list(ids[start : start + n]), None
