@@ -70,7 +70,8 @@ def decode(
     vocab_size: ids from there on (padding of the embedding table) are never chosen.
     kv_dtype: of the keys and values, as `new_cache` takes it.
     speculate: "lookup" or a draft model guesses draft_tokens at a time (see speculative.py); one
-    row only. Four: the kernel checks five tokens in about the time of one (int8: of two).
+    row only. Four suits fp32, where the kernel checks five tokens in about the time of one; int8
+    takes up to twice, int4 two and a half times as long.
     prefix: keeps this text's keys and values for the next call; one row, with its own kv_dtype.
     Raises InputError, at once, for a prompt that is empty, unknown to the model or too long for it.
     """
