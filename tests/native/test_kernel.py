@@ -25,6 +25,7 @@ from gpt2llama.native import NativeDecoder, decoder
 from gpt2llama.native.binding import MAX_TOKENS
 from gpt2llama.quant.apply import quantise
 from gpt2llama.quant.kv import Int8KVCache
+from gpt2llama.quant.linear import QuantLinear
 from gpt2llama.quant.scheme import QuantScheme
 
 BASE = ModelConfig(**SIZES)
@@ -231,11 +232,36 @@ def test_what_it_declines(
     other = make(BASE, dtype=torch.float32)
     other.layers[1].self_attn.q_proj = Adapted(16, 16, bias=False)
     assert decoder(other) is None
+    patched = make(BASE, dtype=torch.float32)
+    patched.layers[0].mlp.forward = lambda x: x
+    assert decoder(patched) is None
+
+
+@pytest.mark.parametrize(
+    ("where", "put"),
+    [
+        ("lm_head", nn.Linear(16, VOCAB - 1, bias=False)),
+        ("layers.1.mlp.down_proj", nn.Linear(19, 16, bias=False)),
+        ("layers.0.self_attn.k_proj", nn.Linear(16, 15, bias=False)),
+        ("norm", nn.RMSNorm(15)),
+        ("embed_positions", nn.Embedding(CONTEXT - 1, 16)),
+        ("layers.0.self_attn.o_proj", QuantLinear(32, 16, QuantScheme(bits=8))),
+    ],
+    ids=str,
+)
+def test_what_is_smaller_than_the_config_says_is_not_read(where: str, put: nn.Module) -> None:
+    model = make(BASE.replace(position="learned"), dtype=torch.float32)
+    kernel(model)
+    model.set_submodule(where, put)
+    assert decoder(model) is None
 
 
 def test_caches_it_does_not_fit() -> None:
     fast = kernel(make(BASE, dtype=torch.float32))
     assert not fast.fits(KVCache(BASE, 1, 8, dtype=torch.float64))
+    for changes in ({"n_layers": 1}, {"n_kv_heads": 2}, {"head_dim": 6}):
+        assert not fast.fits(KVCache(BASE.replace(**changes), 1, 8))
+    assert not fast.fits(KVCache(BASE, 1, 8, dtype=torch.int8))  # without scales
     moved = KVCache(BASE, 1, 8)
     make(BASE, dtype=torch.float32)(tokens(1, 3), cache=moved, positions=torch.tensor([[0, 2, 5]]))
     assert not fast.fits(moved)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..model.kv_cache import KVCache
-from ..model.transformer import Transformer
-from ..quant.linear import QuantEmbedding, QuantLinear
+from ..model.transformer import MLP, Attention, Block, Transformer
+from ..quant.linear import TILE, QuantEmbedding, QuantLinear
 from .build import CannotBuild, library
 
 MAX_TOKENS = 64  # in a step, over all rows
@@ -94,8 +94,10 @@ class NativeDecoder:
     """
 
     def __init__(self, model: Transformer) -> None:
-        if type(model) is not Transformer or any(map(hooked, model.modules())):
-            raise _Declined("it is a Transformer of another kind, or has hooks")
+        for name, module in model.named_modules():
+            if _changed(module):
+                kind = type(module).__name__
+                raise _Declined(f"{name or 'the model'} ({kind}) is not our own, or has hooks")
         cfg = self.config = model.config
         self._model, self._kept = model, []  # type: tuple[Transformer, list[Tensor]]
         self._library, self._contexts = _bind(), 0
@@ -116,21 +118,28 @@ class NativeDecoder:
             eps=cfg.norm_eps,
             embed_scale=model.scale,
             softcap=cfg.logit_softcap or 0.0,
-            embed=self._matrix(model.embed_tokens),
-            head=self._matrix(model.lm_head),
-            norm=self._norm(model.norm),
+            embed=self._matrix(model.embed_tokens, cfg.vocab_size, cfg.d_model),
+            head=self._matrix(model.lm_head, cfg.vocab_size, cfg.d_model),
+            norm=self._norm(model.norm, cfg.d_model),
             layer=self._layers,
         )
+        if isinstance(model.embed_positions, nn.Embedding):
+            self._matrix(model.embed_positions, cfg.max_seq_len, cfg.d_model)  # of that size
 
     def fits(self, cache: KVCache) -> bool:
-        """Whether it can go on with this cache: on the CPU, of a kind it reads, positions plain."""
-        keys = cache.keys
-        slots = torch.arange(cache.max_len + 1)
+        """Whether it can go on with this cache: on the CPU, of this model's sizes and a kind it
+        reads, positions plain."""
+        cfg, keys, values = self.config, cache.keys, cache.values
+        slots, rows = torch.arange(cache.max_len + 1), len(cache.length)
+        scales = [s.shape for s in _scales(cache) if s is not None]
         return (
             keys.device.type == "cpu"
             and keys.dtype in _KINDS
+            and keys.shape == (cfg.n_layers, rows, cfg.kv_heads, len(slots), cfg.head_size)
+            and (values.shape, values.dtype) == (keys.shape, keys.dtype)
+            and scales == [keys.shape[:-1]] * (2 if keys.dtype == torch.int8 else 0)
             and keys.is_contiguous()
-            and cache.values.is_contiguous()
+            and values.is_contiguous()
             and (self._model.position_limit >= cache.max_len)
             and all(
                 torch.equal(row[:n], slots[:n])
@@ -176,7 +185,7 @@ class NativeDecoder:
         return logits
 
     def _run(self, tokens: _Tokens, cache: KVCache) -> None:
-        scales = [getattr(cache, name, None) for name in ("key_scales", "value_scales")]
+        scales = _scales(cache)
         held = _Cache(
             keys=cache.keys.data_ptr(),
             values=cache.values.data_ptr(),
@@ -202,86 +211,108 @@ class NativeDecoder:
                 table = model.embed_positions.weight.detach()
             else:
                 table = model.embed_positions(places)[0]
-            self._struct.positions = self._floats(table)
+            self._struct.positions = self._floats(table, table.numel())
         if model.rope is not None:
             cos, sin = model.rope(places, torch.float32)
-            self._struct.cos, self._struct.sin = self._floats(cos), self._floats(sin)
+            self._struct.cos = self._floats(cos, cos.numel())
+            self._struct.sin = self._floats(sin, sin.numel())
         self._contexts = contexts
 
     def _layer(self, block: Any) -> _Layer:
-        attn, mlp = block.self_attn, block.mlp
+        cfg, attn, mlp = self.config, block.self_attn, block.mlp
+        d, f, q, kv = (
+            cfg.d_model,
+            cfg.d_ff,
+            *(heads * cfg.head_size for heads in (cfg.n_heads, cfg.kv_heads)),
+        )
         layer = _Layer(
-            attn_norm=self._norm(block.attn_norm),
-            mlp_norm=self._norm(block.mlp_norm),
-            q_norm=self._norm(attn.q_norm),
-            k_norm=self._norm(attn.k_norm),
-            up=self._matrix(mlp.up_proj),
-            down=self._matrix(mlp.down_proj),
-            **{name: self._matrix(getattr(attn, f"{name}_proj")) for name in "qkvo"},
+            attn_norm=self._norm(block.attn_norm, d),
+            mlp_norm=self._norm(block.mlp_norm, d),
+            q_norm=self._norm(attn.q_norm, cfg.head_size),
+            k_norm=self._norm(attn.k_norm, cfg.head_size),
+            q=self._matrix(attn.q_proj, q, d),
+            k=self._matrix(attn.k_proj, kv, d),
+            v=self._matrix(attn.v_proj, kv, d),
+            o=self._matrix(attn.o_proj, d, q),
+            up=self._matrix(mlp.up_proj, f, d),
+            down=self._matrix(mlp.down_proj, d, f),
         )
         if mlp.gate_proj is not None:
-            layer.gate = self._matrix(mlp.gate_proj)
+            layer.gate = self._matrix(mlp.gate_proj, f, d)
         return layer
 
-    def _matrix(self, module: nn.Module) -> _Matrix:
-        if type(module) is QuantEmbedding:
-            return self._matrix(module.table)
-        if type(module) is QuantLinear:
-            return self._quantised(module)
-        if type(module) not in (nn.Linear, nn.Embedding):
-            raise _Declined(f"it has a {type(module).__name__} of its own")
-        weight: Any = module.weight
-        if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
-            raise _Declined(f"its weights are {weight.dtype} on {weight.device.type}")
-        if not weight.is_contiguous():
-            raise _Declined("its weights are strided")
-        rows, cols = weight.shape
-        bias: Any = getattr(module, "bias", None)
-        self._kept.append(weight.detach())
+    def _matrix(self, module: Any, rows: int, cols: int) -> _Matrix:
+        """Of just these sizes: the kernel reads as many numbers whatever is there."""
+        if isinstance(module, QuantEmbedding):
+            return self._matrix(module.table, rows, cols)
+        if isinstance(module, QuantLinear):
+            return self._quantised(module, rows, cols)
+        weight = module.weight
+        if weight.dtype not in (torch.float32, torch.bfloat16):
+            raise _Declined(f"its weights are {weight.dtype}")
+        bias = getattr(module, "bias", None)
         return _Matrix(
-            weight=weight.data_ptr(),
-            bias=None if bias is None else self._floats(bias.detach()),
+            weight=self._in_place(weight, weight.dtype, rows, cols),
+            bias=None if bias is None else self._floats(bias.detach(), rows),
             rows=rows,
             cols=cols,
             kind=_KINDS[weight.dtype],
         )
 
-    def _quantised(self, module: QuantLinear) -> _Matrix:
-        scheme, address = module.scheme, None
-        if module.words.device.type != "cpu":
-            raise _Declined(f"its weights are on {module.words.device.type}")
-        self._kept += [module.words, module.scale]
-        if module.minimum is not None:
-            self._kept.append(module.minimum)
-            address = module.minimum.data_ptr()
+    def _quantised(self, module: QuantLinear, rows: int, cols: int) -> _Matrix:
+        scheme, tiles, scale, low = module.scheme, -(-rows // TILE), module.scale, module.minimum
+        words = self._in_place(module.words, torch.int32, tiles, cols * scheme.bits // 32, TILE)
+        scales = (torch.float16, tiles, scheme.groups(cols), TILE)
         return _Matrix(
-            weight=module.words.data_ptr(),
-            scale=module.scale.data_ptr(),
-            minimum=address,
-            bias=None if module.bias is None else self._floats(module.bias),
-            rows=module.out_features,
-            cols=module.in_features,
-            group=scheme.group or module.in_features,
+            weight=words,
+            scale=self._in_place(scale, *scales),
+            minimum=None if low is None else self._in_place(low, *scales),
+            bias=None if module.bias is None else self._floats(module.bias, rows),
+            rows=rows,
+            cols=cols,
+            group=scheme.group or cols,
             kind=_INT8 if scheme.bits == 8 else _INT4,
             rounded=scheme.activations == "int8",
         )
 
-    def _norm(self, module: nn.Module) -> _Norm:
+    def _norm(self, module: Any, size: int) -> _Norm:
         if isinstance(module, nn.Identity):
             return _Norm()
-        if type(module) not in (nn.LayerNorm, nn.RMSNorm):
-            raise _Declined(f"it has a {type(module).__name__} of its own")
-        weight: Any = module.weight
-        bias: Any = getattr(module, "bias", None)
+        bias = getattr(module, "bias", None)
         return _Norm(
-            weight=self._floats(weight.detach()),
-            bias=None if bias is None else self._floats(bias.detach()),
+            weight=self._floats(module.weight.detach(), size),
+            bias=None if bias is None else self._floats(bias.detach(), size),
         )
 
-    def _floats(self, tensor: Tensor) -> int:
+    def _in_place(self, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
+        """The address of numbers that lie as the kernel reads them."""
+        if tensor.device.type != "cpu" or tensor.dtype != dtype or tensor.shape != shape:
+            found = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device.type}"
+            raise _Declined(f"it has weights {found}, where the config has {shape} on the CPU")
+        if not tensor.is_contiguous():
+            raise _Declined("its weights are strided")
+        self._kept.append(tensor.detach())
+        return tensor.data_ptr()
+
+    def _floats(self, tensor: Tensor, size: int) -> int:
         """The address of fp32 numbers, a copy unless they are that already."""
-        self._kept.append(tensor.float().contiguous())
-        return self._kept[-1].data_ptr()
+        return self._in_place(tensor.float().contiguous().flatten(), torch.float32, size)
+
+
+def _scales(cache: KVCache) -> list[Any]:
+    """Of an int8 cache; None of others."""
+    return [getattr(cache, name, None) for name in ("key_scales", "value_scales")]
+
+
+_OURS = (Transformer, Block, Attention, MLP, QuantLinear, QuantEmbedding)
+_TORCHS = (nn.ModuleList, nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity)
+
+
+def _changed(module: nn.Module) -> bool:
+    """Whether it may compute something else than the kernel thinks. Dropout is off here."""
+    ours = type(module) in (*_OURS, *_TORCHS) or isinstance(module, nn.Dropout)
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return not ours or bool(hooks) or "forward" in vars(module)
 
 
 def decoder(model: Transformer) -> NativeDecoder | None:
@@ -298,18 +329,18 @@ def decoder(model: Transformer) -> NativeDecoder | None:
 _SAID: set[str] = set()
 
 
-def hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
 class _Team:
     """The process's threads, as many as torch has; one call at a time. `with` gives them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.threads, self.pointer = 0, None  # type: tuple[int, int | None]
+        self._forget()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.__init__)  # type: ignore[misc]
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """In a forked process none of the threads is there."""
+        self._lock = threading.Lock()
+        self._asked, self.threads, self.pointer = 0, 0, None  # type: tuple[int, int, int | None]
 
     def __enter__(self) -> _Team:
         self._lock.acquire()
@@ -323,18 +354,18 @@ class _Team:
     def __exit__(self, *why: object) -> None:
         self._lock.release()
 
-    def _size(self, threads: int) -> None:
-        if threads == self.threads:
+    def _size(self, asked: int) -> None:
+        if asked == self._asked:
             return
-        kernel = _bind()
+        kernel, threads = _bind(), asked
         if self.pointer is not None:
             kernel.team_free(self.pointer)
-        self.threads, self.pointer = 0, None
+        self._asked, self.pointer = 0, None
         while (pointer := kernel.team_new(threads)) is None and threads > 1:
             threads //= 2
         if pointer is None:
             raise MemoryError("the system gives no memory for a thread team")
-        self.threads, self.pointer = threads, pointer
+        self._asked, self.threads, self.pointer = asked, threads, pointer
 
 
 _TEAM = _Team()

@@ -132,7 +132,7 @@ def dequantised(model: Transformer) -> Transformer:
 
 def _plain(layer: QuantLinear) -> nn.Linear:
     sizes = layer.in_features, layer.out_features, layer.bias is not None
-    linear: nn.Linear = nn.utils.skip_init(nn.Linear, *sizes)  # type: ignore[no-untyped-call]
+    linear: nn.Linear = nn.utils.skip_init(nn.Linear, *sizes)  # type: ignore[no-untyped-call]  # torch's
     linear.weight = nn.Parameter(layer.dequantise())
     if layer.bias is not None:
         linear.bias = nn.Parameter(layer.bias.clone())
