@@ -45,7 +45,7 @@ EXPECTED: dict[int, tuple[str, tuple[str, ...]]] = {
     41: ("true-if", ("4.7e-04",)),
     42: ("wrong-in-part", ("right: RMSNorm, RoPE", "not so: GQA, SwiGLU", "ReLU²")),
     43: ("wrong-in-part", ("from memory", "OPT, BLOOM")),
-    44: ("needs-quantize", ("int8, int4",)),
+    44: ("not-measured", ("int8 and int4",)),
     45: ("incomplete", ("o_proj transposed",)),
     47: ("wrong", ("from memory", "989 against 1307", "3.35 against 5.3")),
     48: ("true", ("30 ms against 0.1 ms",)),

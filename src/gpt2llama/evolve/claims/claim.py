@@ -16,7 +16,6 @@ Verdict = Literal[
     "helps",
     "hurts",
     "no-difference-shown",
-    "needs-quantize",
     "not-measurable-here",
     "not-measured",
 ]
@@ -31,7 +30,6 @@ IN_CHINESE: dict[Verdict, str] = {
     "helps": "有益",
     "hurts": "有害",
     "no-difference-shown": "未见差异",
-    "needs-quantize": "需要量化",
     "not-measurable-here": "这里测不了",
     "not-measured": "尚未测量",
 }
