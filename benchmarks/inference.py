@@ -562,6 +562,14 @@ def parse() -> argparse.Namespace:
     return args
 
 
+def write(out: Path, figures: Row) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_suffix(".tmp")
+    temporary.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(out)
+    out.with_suffix(".md").write_text(markdown(figures["cases"]), encoding="utf-8")
+
+
 def main() -> None:
     args = parse()
     if args.work:
@@ -594,11 +602,7 @@ def main() -> None:
             case = case._replace(prompt=min(case.prompt, 64), new=min(case.new, 8))
         figures["cases"][name] = result = measure(case, sources[case.model], args)
         show(name, result)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = args.out.with_suffix(".tmp")
-    temporary.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(args.out)
-    args.out.with_suffix(".md").write_text(markdown(figures["cases"]), encoding="utf-8")
+        write(args.out, figures)  # after each case: a later one may take long, or fail
     return None
 
 

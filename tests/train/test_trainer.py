@@ -85,13 +85,14 @@ def stopped_between_checkpoints(arguments: list[str], out: Path, err: Path) -> I
     command = [sys.executable, "-m", "gpt2llama", *arguments]
     with err.open("wb") as file, subprocess.Popen(command, stderr=file, env=environment) as process:
         try:
-            while last_step(out) <= every or last_step(out) % every == 0:
-                os.kill(process.pid, signal.SIGCONT)
+            while True:
                 time.sleep(0.005)
-                assert process.poll() is None, err.read_text(encoding="utf-8")
-                if last_step(out) > every:
-                    os.kill(process.pid, signal.SIGSTOP)
-                    time.sleep(0.005)
+                os.kill(process.pid, signal.SIGSTOP)
+                _, status = os.waitpid(process.pid, os.WUNTRACED)
+                assert os.WIFSTOPPED(status), err.read_text(encoding="utf-8")
+                if last_step(out) > every and last_step(out) % every:  # asked while it is halted
+                    break
+                os.kill(process.pid, signal.SIGCONT)
             yield process
         finally:
             process.kill()
