@@ -94,7 +94,8 @@ def test_logits(bias: bool, prefix: str, tmp_path: Path) -> None:
     assert tokenizer is None
     assert model.lm_head.weight is model.embed_tokens.weight
     assert not [name for name in state_of(model) if name.endswith("bias")] or bias
-    assert_close(model(IDS), nanogpt(state, IDS))
+    # With AVX-512 the two sum in other orders: one of 3,072 logits up to 5 is off by 1.3e-5.
+    assert_close(model(IDS), nanogpt(state, IDS), rtol=1e-5, atol=2e-5)
     assert_close(load(tmp_path)[0](IDS), model(IDS), rtol=0, atol=0)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +18,7 @@ from ..machine import bf16_if_native
 from ..model.kv_cache import KVCache
 from ..model.transformer import Transformer
 from ..native import NativeDecoder, decoder
-from ..native.binding import MAX_TOKENS
+from ..native.binding import MAX_TOKENS, NOT_FINITE
 from ..quant.kv import Int8KVCache
 from ..quant.linear import QuantLinear
 
@@ -80,20 +79,12 @@ def run(
         kernel.checked = kernel.decoder.fits(cache)
     if kernel is None or not kernel.checked or real is not None or not kernel.takes(rows, steps):
         logits = _through_pytorch(model, ids, cache, real, keep)
-    else:
-        parts = _cut(ids, kernel.at_once // rows)
-        step = kernel.decoder.step
-        logits = _joined((step(part, cache, min(keep, part.shape[1])) for part in parts), keep)
-    if not _finite(logits):
-        raise WeightsError("the model's logits are not finite: its weights hold NaN or infinity")
-    return logits
-
-
-def _finite(logits: Tensor) -> bool:
-    """By one thread on a CPU: PyTorch's would still hold the cores when the kernel's want them."""
-    if logits.device.type == "cpu":
-        return bool(np.isfinite(logits.detach().numpy()).all())
-    return bool(logits.isfinite().all())
+        if not logits.isfinite().all():
+            raise WeightsError(NOT_FINITE)
+        return logits
+    parts = _cut(ids, kernel.at_once // rows)
+    step = kernel.decoder.step
+    return _joined((step(part, cache, min(keep, part.shape[1])) for part in parts), keep)
 
 
 @contextmanager

@@ -115,7 +115,11 @@ def sample(
 ) -> Tensor:
     """Logits (B, V), as `filtered` leaves them -> ids (B,)."""
     logits = filtered(logits, settings, seen)
-    return logits.argmax(-1) if settings.greedy else draw(logits.softmax(-1), generator)
+    if not settings.greedy:
+        return draw(logits.softmax(-1), generator)
+    if logits.device.type == "cpu":  # NumPy's takes a tenth of PyTorch's time
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)
 
 
 def draw(probs: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, WeightsError
+from ..memory import huge_pages
 from ..model.kv_cache import KVCache
 from ..model.transformer import MLP, Attention, Block, Transformer
 from ..quant.linear import TILE, QuantEmbedding, QuantLinear
 from .build import CannotBuild, library
 
 MAX_TOKENS = 64  # in a step, over all rows
+NOT_FINITE = "the model's logits are not finite: its weights hold NaN or infinity"
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _INT8, _INT4 = 2, 3
 _ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
@@ -80,6 +82,7 @@ class _Tokens(Structure):
         ("logits", c_void_p),
         ("n", c_int64),
         ("m", c_int64),
+        ("strange", c_int),
     )
 
 
@@ -102,6 +105,7 @@ class NativeDecoder:
         self._model, self._kept = model, []  # type: tuple[Transformer, list[Tensor]]
         self._library, self._contexts = _bind(), 0
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._last: tuple[Tensor, _Cache] | None = None
         self._layers = (_Layer * cfg.n_layers)(*(self._layer(block) for block in model.layers))
         self._struct = _Model(
             layers=cfg.n_layers,
@@ -128,11 +132,11 @@ class NativeDecoder:
 
     def fits(self, cache: KVCache) -> bool:
         """Whether it can go on with this cache: on the CPU, of this model's sizes and a kind it
-        reads, positions plain."""
+        reads, positions plain. Then those of the free slots become what a step would make them."""
         cfg, keys, values = self.config, cache.keys, cache.values
         slots, rows = torch.arange(cache.max_len + 1), len(cache.length)
         scales = [s.shape for s in _scales(cache) if s is not None]
-        return (
+        fits = (
             keys.device.type == "cpu"
             and keys.dtype in _KINDS
             and keys.shape == (cfg.n_layers, rows, cfg.kv_heads, len(slots), cfg.head_size)
@@ -146,12 +150,16 @@ class NativeDecoder:
                 for row, n in zip(cache.positions, cache.length.tolist(), strict=True)
             )
         )
+        if fits:
+            cache.positions.copy_(slots)
+        return fits
 
     def step(self, ids: Tensor, cache: KVCache, keep: int = 1) -> Tensor:
         """Appends ids, int64 (B, T), to a cache that fits; fp32 logits (B, keep, V) of the last.
 
         As `model(ids, cache=cache, logits_to_keep=keep)`. At most MAX_TOKENS ids. InputError for
-        sizes out of range, before anything is written; interrupted, the cache stays as it was.
+        sizes out of range, before anything is written; WeightsError for logits that are not finite;
+        then, and interrupted, the cache stays as it was.
         """
         rows, steps = ids.shape
         lengths = cache.length.tolist()
@@ -178,28 +186,35 @@ class NativeDecoder:
             n=rows * steps,
             m=rows * keep,
         )
-        self._run(tokens, cache)
-        slots = cache.length[:, None] + torch.arange(steps)
-        cache.positions.scatter_(1, slots, slots)
+        if not self._run(tokens, cache):
+            raise WeightsError(NOT_FINITE)
         cache.length, cache.end = cache.length + steps, end
         return logits
 
-    def _run(self, tokens: _Tokens, cache: KVCache) -> None:
-        scales = _scales(cache)
-        held = _Cache(
-            keys=cache.keys.data_ptr(),
-            values=cache.values.data_ptr(),
-            key_scales=None if scales[0] is None else scales[0].data_ptr(),
-            value_scales=None if scales[1] is None else scales[1].data_ptr(),
-            rows=len(cache.length),
-            slots=cache.max_len + 1,
-            kind=_KINDS[cache.keys.dtype],
-        )
+    def _run(self, tokens: _Tokens, cache: KVCache) -> bool:
+        held = self._held(cache)
         with _TEAM as team:
             size = self._library.scratch_bytes(self._struct, team.threads, tokens.n, cache.max_len)
             if len(self._scratch) < size:
                 self._scratch = torch.empty(size, dtype=torch.uint8)
-            self._library.decode(team.pointer, self._struct, held, tokens, self._scratch.data_ptr())
+            scratch = self._scratch.data_ptr()
+            return bool(self._library.decode(team.pointer, self._struct, held, tokens, scratch))
+
+    def _held(self, cache: KVCache) -> _Cache:
+        """As the kernel sees it; made anew when select() or another cache brought other tensors."""
+        if self._last is None or self._last[0] is not cache.keys:
+            scales = _scales(cache)
+            held = _Cache(
+                keys=cache.keys.data_ptr(),
+                values=cache.values.data_ptr(),
+                key_scales=None if scales[0] is None else scales[0].data_ptr(),
+                value_scales=None if scales[1] is None else scales[1].data_ptr(),
+                rows=len(cache.length),
+                slots=cache.max_len + 1,
+                kind=_KINDS[cache.keys.dtype],
+            )
+            self._last = cache.keys, held
+        return self._last[1]
 
     def _place(self, contexts: int) -> None:
         """Tables of the positions below `contexts`, the model's own."""
@@ -380,7 +395,7 @@ def _bind() -> Any:
         kernel.team_free.argtypes = (c_void_p,)
         kernel.scratch_bytes.restype = c_int64
         kernel.scratch_bytes.argtypes = (POINTER(_Model), c_int, c_int64, c_int64)
-        kernel.decode.restype = None
+        kernel.decode.restype = c_int
         kernel.decode.argtypes = (
             c_void_p,
             POINTER(_Model),
@@ -401,9 +416,7 @@ def read_bandwidth(size: int, repeats: int = 10) -> float | None:
         kernel = _bind()
     except CannotBuild:
         return None
-    memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = huge_pages(max(size, mmap.PAGESIZE))
     data = torch.frombuffer(memory, dtype=torch.uint8).fill_(1)  # untouched pages share one
     best = math.inf
     with _TEAM as team:

@@ -48,6 +48,7 @@ typedef struct {
     const int64_t *wanted;           // (m): of which tokens the logits are wanted
     float *logits;                   // (m, V)
     int64_t n, m;
+    atomic_int strange; // whether a logit is NaN or infinite
 } Tokens;
 
 // ---- a step ----
@@ -56,7 +57,7 @@ typedef struct {
     Team *team;
     const Model *model;
     const Cache *cache;
-    const Tokens *tokens;
+    Tokens *tokens;
     float *x, *qkv, *inner, *gate, *piece; // shared: see `scratch`
     int64_t pieces;                        // of SPAN keys, in the longest row
     char *own;                             // each thread's, own_size bytes
@@ -82,10 +83,11 @@ static Own own_buffers(const Model *m, char *memory, int64_t n, int64_t *bytes) 
     Own own;
     own.hidden = (float *)cut(&at, 4 * n * m->d_model);
     own.mixed = (float *)cut(&at, 4 * n * wide);
+    own.in.split = (float *)cut(&at, 4 * n * widest);
     own.in.q = (int8_t *)cut(&at, n * widest);
     own.in.scale = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
     own.in.total = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
-    own.in.sum = (int32_t *)cut(&at, 4 * n * (widest / BLOCK + 1));
+    own.in.start = (int32_t *)cut(&at, 4 * n * (widest / BLOCK + 1));
     own.in.wide = (float *)cut(&at, 4 * TILE * widest);
     if (bytes)
         *bytes = at - memory;
@@ -233,20 +235,26 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
         dense(kind, 1, cols == 1 ? 4 : 2, cols, keys + j * k * size_of(kind), k,
               s->qkv + i * width + h * k, width, p[0] + j, SPAN + LANES);
     for (int c = 0; c < cols; c++) {
-        float size = -INFINITY, total = 0;
-        for (int64_t j = 0; j < hi - lo; j++) {
-            p[c][j] = lo + j < first[c] || lo + j >= end[c] ? -INFINITY
-                      : kind == INT8                        ? p[c][j] * cache->key_scales[at + j]
-                                                            : p[c][j];
-            size = p[c][j] > size ? p[c][j] : size;
+        // Vectors reach past the last key: there, and where this token sees nothing, is -infinity.
+        const int64_t from = first[c] - lo, to = most(from, end[c] - lo), count = hi - lo;
+        for (int64_t j = 0; j < from; j++)
+            p[c][j] = -INFINITY;
+        for (int64_t j = to; j < count + LANES; j++)
+            p[c][j] = -INFINITY;
+        for (int64_t j = 0; kind == INT8 && j < count; j++)
+            p[c][j] *= cache->key_scales[at + j];
+        vf size = load(F32, p[c], 0), total = {0};
+        for (int64_t j = LANES; j < count; j += LANES)
+            size = largest(size, load(F32, p[c], j));
+        const float best = top(size);
+        for (int64_t j = 0; j < count; j += LANES) {
+            const vf share = vexp(load(F32, p[c], j) - best);
+            store(p[c] + j, share);
+            total += share;
         }
-        for (int64_t j = 0; j < hi - lo; j += LANES) // past the last key: not read again
-            store(p[c] + j, vexp(load(F32, p[c], j) - size));
-        for (int64_t j = 0; j < hi - lo; j++) {
-            total += p[c][j];
-            p[c][j] *= kind == INT8 ? cache->value_scales[at + j] : 1;
-        }
-        y[c * stride] = size, y[c * stride + 1] = total;
+        for (int64_t j = 0; kind == INT8 && j < count; j++)
+            p[c][j] *= cache->value_scales[at + j];
+        y[c * stride] = best, y[c * stride + 1] = sum(total);
     }
     int64_t e = mix(kind, cols, cols == 1 ? 4 : 2, 0, p[0], values, hi - lo, k, y + 2, stride);
     e = mix(kind, cols, 1, e, p[0], values, hi - lo, k, y + 2, stride);
@@ -298,6 +306,17 @@ static void gather(const Step *s, float *mixed) {
     }
 }
 
+// A query is scaled, and in the order that its keys' kind wants.
+static void query(const Cache *c, float *x, int64_t k, float *room) {
+    const float by = 1 / sqrtf((float)k);
+    for (int64_t e = 0; e < k; e++)
+        room[e] = x[e] * by;
+    if (c->kind == BF16)
+        split(room, x, k);
+    else
+        memcpy(x, room, 4 * (size_t)k);
+}
+
 static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, int me) {
     const Model *m = s->model;
     const Tokens *t = s->tokens;
@@ -312,14 +331,12 @@ static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, in
         multiply(matrix[i], &own->in, t->n, lo, hi, s->qkv + start[i], width);
     }
     meet(s->team);
-    const float by = 1 / sqrtf((float)k);
     for (int64_t item = me; item < t->n * (heads + kv); item += s->team->threads) {
         const int64_t i = item / (heads + kv), h = item % (heads + kv);
         float *x = s->qkv + i * width + h * k;
         place(m, h < heads ? &l->q_norm : &l->k_norm, x, t->slot[i]);
         if (h < heads) {
-            for (int64_t e = 0; e < k; e++)
-                x[e] *= by;
+            query(s->cache, x, k, own->mixed);
         } else {
             const Cache *c = s->cache;
             const int64_t at = cells(m, c, layer, t->row[i], h - heads) + t->slot[i];
@@ -383,7 +400,7 @@ static void mlp(const Step *s, Own *own, const Layer *l, int me) {
 static void run(void *argument, int me) {
     const Step *s = argument;
     const Model *m = s->model;
-    const Tokens *t = s->tokens;
+    Tokens *t = s->tokens;
     const int64_t d = m->d_model;
     Own own = own_buffers(m, s->own + me * s->own_size, t->n, NULL);
     for (int64_t i = me; i < t->n; i += s->team->threads) {
@@ -421,21 +438,28 @@ static void run(void *argument, int me) {
     share(s, me, m->vocab, &lo, &hi);
     prepare(&own.in, &m->head, own.hidden, t->m);
     multiply(&m->head, &own.in, t->m, lo, hi, t->logits, m->vocab);
-    for (int64_t j = 0; m->softcap > 0 && j < t->m; j++)
-        for (float *y = t->logits + j * m->vocab + lo; y < t->logits + j * m->vocab + hi; y++)
-            *y = m->softcap * tanhf(*y / m->softcap);
+    for (int64_t j = 0; j < t->m; j++) {
+        float *y = t->logits + j * m->vocab, strange = 0;
+        for (int64_t r = lo; m->softcap > 0 && r < hi; r++)
+            y[r] = m->softcap * tanhf(y[r] / m->softcap);
+        for (int64_t r = lo; r < hi; r++)
+            strange = y[r] - y[r] == 0 ? strange : 1; // what is not finite has no difference
+        if (strange)
+            atomic_store(&t->strange, 1);
+    }
     meet(s->team);
 }
 
-// Runs the tokens, fills their slots of the cache and the logits. Python has checked every size.
-void decode(Team *team, const Model *model, const Cache *cache, const Tokens *tokens,
-            char *memory) {
+// Runs the tokens, fills their slots of the cache and the logits; whether those are finite. Python
+// has checked every size.
+int decode(Team *team, const Model *model, const Cache *cache, Tokens *tokens, char *memory) {
     Step s = {.team = team, .model = model, .cache = cache, .tokens = tokens};
     int64_t longest = 0;
     for (int64_t i = 0; i < tokens->n; i++)
         longest = most(longest, tokens->slot[i] + 1);
     scratch(&s, model, memory, team->threads, tokens->n, longest);
     together(team, run, &s);
+    return !atomic_load(&tokens->strange);
 }
 
 // ---- the machine's limit: all threads read, and do nothing else ----

@@ -18,19 +18,42 @@ typedef struct {
     int32_t kind, rounded;          // rounded: the inputs are rounded to int8 as well
 } Matrix;
 
-// What a matrix multiplies: n rows of floats and, for tiles, their blocks of 32.
+// What a matrix multiplies: n rows of floats, and what its kind makes of them.
 typedef struct {
     const float *x; // (n, cols)
+    float *split;   // (n, cols), for bf16 weights: see `part`
     int8_t *q;      // (n, cols), rounded
     float *scale;   // (n, cols / 32), of the rounded ones
     float *total;   // (n, cols / 32), sums of what is multiplied
-    int32_t *sum;   // (n, cols / 32), sums of q
+    int32_t *start; // (n, cols / 32): what a block's sum of products q begins with
     float *wide;    // (16, cols), room for rows of bf16 weights
 } Inputs;
 
+// A vector of words holds two of bf16: the upper halves of the words and the lower ones. A mask and
+// a shift take them apart, which is less work than widening, if the inputs lie in that order too.
+INLINE vf part(int kind, const void *w, int64_t i, int a) {
+    if (kind != BF16)
+        return load(kind, w, i + a * LANES);
+    const vu words = *(const vu *)((const uint16_t *)w + i + a / 2 * 2 * LANES);
+    return a % 2 ? (vf)(words & 0xffff0000) : (vf)(words << 16);
+}
+
+static void split(const float *x, float *y, int64_t k) {
+    int64_t i = 0;
+    for (; i + 2 * LANES <= k; i += 2 * LANES)
+        for (int j = 0; j < LANES; j++) {
+            y[i + j] = x[i + 2 * j];
+            y[i + LANES + j] = x[i + 2 * j + 1];
+        }
+    memcpy(y + i, x + i, 4 * (size_t)(k - i));
+}
+
 static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n) {
     in->x = x;
+    for (int64_t i = 0; m->kind == BF16 && i < n; i++)
+        split(x + i * m->cols, in->split + i * m->cols, m->cols);
     const int tiled = m->kind == INT8 || m->kind == INT4;
+    const int32_t shift = m->kind == INT8 ? EXCESS : m->minimum ? 0 : 8; // of the weights
     for (int64_t b = 0; tiled && b < n * m->cols / BLOCK; b++) {
         vf size = {0}, total = {0};
         for (int i = 0; i < BLOCK; i += LANES) {
@@ -38,30 +61,26 @@ static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n) {
             size = largest(size, largest(v, -v));
             total += v;
         }
-        in->total[b] = sum(total);
-        if (!m->rounded)
+        if (!m->rounded) {
+            in->total[b] = sum(total);
             continue;
-        float amax = 0;
-        for (int i = 0; i < LANES; i++)
-            amax = size[i] > amax ? size[i] : amax;
-        vi whole = {0};
-        for (int i = 0; i < BLOCK; i += LANES) {
-            vf v = load(F32, x, b * BLOCK + i);
-            vi q = __builtin_convertvector(nearest(v / (amax > 0 ? amax / 127 : 1)), vi);
-            *(vb *)(in->q + b * BLOCK + i) = __builtin_convertvector(q, vb);
-            whole += q;
         }
-        in->sum[b] = 0;
-        for (int i = 0; i < LANES; i++)
-            in->sum[b] += whole[i];
+        const float amax = top(size), by = amax > 0 ? amax / 127 : 1;
+        vf whole = {0};
+        for (int i = 0; i < BLOCK; i += LANES) {
+            vf v = nearest(load(F32, x, b * BLOCK + i) / by);
+            *(vb *)(in->q + b * BLOCK + i) = __builtin_convertvector(__builtin_convertvector(v, vi), vb);
+            whole += v;
+        }
         in->scale[b] = amax / 127;
-        in->total[b] = in->scale[b] * (float)in->sum[b];
+        in->total[b] = in->scale[b] * sum(whole);
+        in->start[b] = -shift * (int32_t)sum(whole);
     }
 }
 
 // Whether the same prepared inputs serve both.
 static int alike(const Matrix *a, const Matrix *b) {
-    return a->kind == b->kind && a->rounded == b->rounded;
+    return a->kind == b->kind && a->rounded == b->rounded && !a->minimum == !b->minimum;
 }
 
 // Memory is read in one stream a thread, and asked for ahead of it: rows are short, and the
@@ -71,34 +90,42 @@ INLINE void ask_ahead(const void *p, int64_t bytes) {
         __builtin_prefetch((const char *)p + AHEAD + b);
 }
 
-// `count` rows of k numbers times `cols` inputs; `chains` sums at once hide the additions' latency.
-INLINE void dense(int kind, int count, int chains, int cols, const void *w, int64_t k,
-                  const float *x, int64_t x_stride, float *y, int64_t y_stride) {
-    const int64_t row = k * size_of(kind);
-    vf total[4][4] = {0};
-    int64_t i = 0;
-    for (; i + chains * LANES <= k; i += chains * LANES) {
+// Adds `count` rows of k numbers, from number i on, times `cols` inputs to total[row and chain]
+// [input]; `chains` sums at once hide the additions' latency. Returns the first number left over.
+INLINE int64_t products(int kind, int count, int chains, int cols, int64_t i, const void *w,
+                        int64_t k, const float *x, int64_t x_stride, vf total[4][4]) {
+    const int64_t row = k * size_of(kind), step = chains * LANES;
+    for (; i + step <= k; i += step) {
         if (count == 1)
-            ask_ahead((const char *)w + i * size_of(kind), chains * LANES * size_of(kind));
+            ask_ahead((const char *)w + i * size_of(kind), step * size_of(kind));
         for (int a = 0; a < chains; a++) {
             vf v[4];
             for (int c = 0; c < cols; c++)
                 v[c] = load(F32, x + c * x_stride, i + a * LANES);
             for (int r = 0; r < count; r++)
-                for (int c = 0; c < cols; c++) {
-                    const vf u = load(kind, (const char *)w + r * row, i + a * LANES);
-                    total[r * chains + a][c] += u * v[c];
-                }
+                for (int c = 0; c < cols; c++)
+                    total[r * chains + a][c] += part(kind, (const char *)w + r * row, i, a) * v[c];
         }
     }
+    return i;
+}
+
+// y = `count` rows of k numbers times `cols` inputs (split, where the kind is BF16).
+INLINE void dense(int kind, int count, int chains, int cols, const void *w, int64_t k,
+                  const float *x, int64_t x_stride, float *y, int64_t y_stride) {
+    const int64_t row = k * size_of(kind);
+    vf total[4][4] = {0};
+    int64_t i = products(kind, count, chains, cols, 0, w, k, x, x_stride, total);
+    if (chains == 4) // count is 1
+        i = products(kind, count, 2, cols, i, w, k, x, x_stride, total);
     for (int r = 0; r < count; r++)
         for (int c = 0; c < cols; c++) {
             float rest = 0;
             for (int64_t j = i; j < k; j++)
                 rest += load1(kind, (const char *)w + r * row, j) * x[c * x_stride + j];
-            for (int a = 0; a < chains; a++)
-                rest += sum(total[r * chains + a][c]);
-            y[c * y_stride + r] = rest;
+            for (int a = 1; a < chains; a++)
+                total[r * chains][c] += total[r * chains + a][c];
+            y[c * y_stride + r] = rest + sum(total[r * chains][c]);
         }
 }
 
@@ -162,18 +189,22 @@ INLINE void tile(int kind, int rounded, int cols, const Matrix *m, int64_t row, 
                 total[c] += in->total[block];
                 for (int p = 0; rounded && p < PARTS; p++) {
                     vi whole = kind == INT4 ? nibbles_total(d[c][p]) : d[c][p];
-                    whole -= kind == INT8 ? EXCESS * in->sum[block] : 0;
+                    whole += in->start[block];
                     part[c][p] += __builtin_convertvector(whole, vf) * in->scale[block];
                 }
             }
         }
         for (int p = 0; p < PARTS; p++) {
             vf s = halves(scale + g * TILE + p * LANES);
-            vf low = s * (kind == INT8 ? 0.0f : -8.0f);
+            for (int c = 0; c < cols; c++)
+                y16[c][p] += s * part[c][p];
+            if (!minimum && (rounded || kind == INT8))
+                continue; // what is to be taken off, `start` has
+            vf low = s * -8.0f;
             if (minimum)
                 low = halves(minimum + g * TILE + p * LANES);
             for (int c = 0; c < cols; c++)
-                y16[c][p] += s * part[c][p] + low * total[c];
+                y16[c][p] += low * total[c];
         }
     }
     for (int c = 0; c < cols; c++)
@@ -203,6 +234,7 @@ INLINE void rows(int kind, const Matrix *m, const Inputs *in, int64_t n, int64_t
         for (int64_t i = 0; kind != F32 && many && i < count * k; i++)
             in->wide[i] = load1(kind, w, i);
         const float *wide = kind == F32 ? (const float *)w : in->wide;
+        const float *few = kind == F32 ? in->x : in->split;
         for (int64_t at = 0; at < many; at += 4) {
             const float *x = in->x + at * k;
             float *to = y + at * stride + row;
@@ -214,10 +246,10 @@ INLINE void rows(int kind, const Matrix *m, const Inputs *in, int64_t n, int64_t
         for (int64_t r = 0; r < count; r++) {
             int64_t at = many;
             for (; at + 4 <= n; at += 4)
-                dense(kind, 1, 2, 4, w + r * k * size_of(kind), k, in->x + at * k, k,
+                dense(kind, 1, 2, 4, w + r * k * size_of(kind), k, few + at * k, k,
                       y + at * stride + row + r, stride);
             for (; at < n; at++)
-                dense(kind, 1, 4, 1, w + r * k * size_of(kind), k, in->x + at * k, k,
+                dense(kind, 1, 4, 1, w + r * k * size_of(kind), k, few + at * k, k,
                       y + at * stride + row + r, stride);
         }
     }

@@ -21,6 +21,8 @@
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vf __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float v4 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t i4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
@@ -72,12 +74,23 @@ INLINE vf choose(vi yes, vf a, vf b) { return (vf)((yes & (vi)a) | (~yes & (vi)b
 INLINE vf largest(vf a, vf b) { return choose(a > b, a, b); }
 
 INLINE float sum(vf x) {
-    float a[LANES];
-    memcpy(a, &x, sizeof a);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            a[i] += a[i + half];
-    return a[0];
+    v4 part[LANES / 4], total = {0};
+    memcpy(part, &x, sizeof x);
+    for (int i = 0; i < LANES / 4; i++)
+        total += part[i];
+    return (total[0] + total[2]) + (total[1] + total[3]);
+}
+
+INLINE float top(vf x) {
+    v4 part[LANES / 4];
+    memcpy(part, &x, sizeof x);
+    for (int i = 1; i < LANES / 4; i++) {
+        const i4 more = part[i] > part[0];
+        part[0] = (v4)((more & (i4)part[i]) | (~more & (i4)part[0]));
+    }
+    const float a = part[0][0] > part[0][2] ? part[0][0] : part[0][2];
+    const float b = part[0][1] > part[0][3] ? part[0][1] : part[0][3];
+    return a > b ? a : b;
 }
 
 INLINE vf nearest(vf x) { // to an integer, halves to even, |x| < 2^22
@@ -93,9 +106,13 @@ INLINE float half(uint16_t h) {
 
 // fp16, infinities and NaN apart: the exponent is moved by a product, which mends subnormals too.
 INLINE vf halves(const uint16_t *p) {
+#if defined(__AVX512F__) && LANES == 16
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#else
     vu h = widen16(p);
     vf size = (vf)((h & 0x7fff) << 13) * 0x1p112f;
     return (vf)((vu)size | ((h & 0x8000) << 16));
+#endif
 }
 
 INLINE vf vexp(vf x) { // Cephes' expf: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]

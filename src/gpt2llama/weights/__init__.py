@@ -51,6 +51,7 @@ def load(
     """
     if quant not in (None, "keep", *SCHEMES):
         raise InputError(f"quant must be {', '.join(SCHEMES)} or keep (got {quant!r})")
+    from ..memory import gather
     from ..quant.apply import quantise, schemes_of
     from .build import assemble
 
@@ -62,6 +63,8 @@ def load(
         raise InputError(f"{path} has no blocks to keep (Q8_0, Q4_0 or Q4_1); leave out quant")
     if quant in SCHEMES:
         model = quantise(model, SCHEMES[quant])
+    if quant is not None:
+        gather(model)
     tokenizer = opened.tokenizer()
     _check_vocabulary(tokenizer, model.config.vocab_size)
     return model, tokenizer
