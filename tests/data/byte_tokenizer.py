@@ -25,7 +25,9 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
-    def apply_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def apply_chat(
+        self, messages: list[dict[str, str]], generation_prompt: bool = True
+    ) -> list[int]:
         return self.encode("".join(message["content"] for message in messages))
 
     def save(self, folder: Path) -> None:

@@ -33,7 +33,9 @@ class ByteTokenizer:
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         return b"".join(self.pieces[i] for i in ids)
 
-    def apply_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def apply_chat(
+        self, messages: Sequence[dict[str, str]], generation_prompt: bool = True
+    ) -> list[int]:
         raise NotImplementedError  # no test asks for it
 
     def save(self, folder: Path) -> None:

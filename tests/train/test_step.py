@@ -138,6 +138,25 @@ def test_all_masked() -> None:
     torch.testing.assert_close(dict(model.state_dict()), dict(before))
 
 
+def test_documents_are_learned_as_if_alone() -> None:
+    """Three in two rows, padded, against one row each."""
+    rng = torch.Generator().manual_seed(3)
+    texts = [torch.randint(40, (n,), generator=rng) for n in (5, 4, 7)]
+    zeros = torch.zeros(2, 8, dtype=torch.long)
+    ids, targets, documents, positions = zeros, zeros + IGNORED, zeros.clone(), zeros.clone()
+    ids = zeros.clone()
+    for number, (text, row, at) in enumerate(zip(texts, (0, 0, 1), (0, 4, 0), strict=True), 1):
+        n = len(text) - 1
+        ids[row, at : at + n], targets[row, at : at + n] = text[:-1], text[1:]
+        documents[row, at : at + n] = number
+        positions[row, at : at + n] = torch.arange(n)
+    alone = [Batch(text[None, :-1], text[None, 1:]) for text in texts]
+    packed = take(make_model().double(), [Batch(ids, targets, documents, positions)])
+    apart = take(make_model().double(), alone)
+    torch.testing.assert_close(packed[0], apart[0])
+    torch.testing.assert_close(packed[2], apart[2])
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_loss_that_is_not_finite(dtype: str) -> None:
     model = make_model()

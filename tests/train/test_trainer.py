@@ -272,15 +272,44 @@ def test_a_held_out_loss_that_is_not_finite(data: Path, tmp_path: Path) -> None:
     assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8")
 
 
-def test_nothing_to_learn(data: Path, tmp_path: Path) -> None:
+def test_nothing_to_learn_at_all(data: Path, tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run") as folder:
         trainer = small_trainer(data, folder)
         ids = torch.zeros(1, 8, dtype=torch.long)
         trainer.batches = OneBatch(Batch(ids, ids + IGNORED))
-        with pytest.raises(
-            TrainingError, match=r"step 1 \(batches 0 to 0\).*every label is masked"
+        with (
+            pytest.warns(UserWarning, match="nothing to learn"),
+            pytest.raises(TrainingError, match=r"no batch had a target.*every label is masked"),
         ):
             trainer.run()
+
+
+def test_a_batch_with_nothing_to_learn_is_skipped_and_counted(data: Path, tmp_path: Path) -> None:
+    """The weights stay, and so do the other steps' losses."""
+
+    class Some:
+        def __init__(self, inner: Any, empty: tuple[int, ...]) -> None:
+            self.inner, self.empty = inner, empty
+
+        def batch(self, index: int) -> Batch:
+            found: Batch = self.inner.batch(index)
+            if index in self.empty:
+                return Batch(found.ids, torch.full_like(found.targets, IGNORED))
+            return found
+
+    with RunFolder(tmp_path / "run") as folder:
+        trainer = small_trainer(data, folder, schedule="constant", warmup_steps=0)
+        trainer.batches = Some(trainer.batches, (1,))
+        trainer.run(until=1)
+        before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+        with pytest.warns(UserWarning, match=r"step 2 has nothing to learn.*1 so far"):
+            trainer.run(until=2)
+        assert all(torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
+        progress = trainer.run()
+    assert progress.skipped == 1
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines if "loss" not in line] == [2]
+    assert lines[-1]["step"] == progress.step
 
 
 @contextmanager

@@ -5,8 +5,9 @@ its step number alone; held-out windows make every token a target exactly once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -22,6 +23,17 @@ IGNORED = -100  # a target that is not learned or scored
 class Batch:
     ids: torch.Tensor  # (B, T) int64
     targets: torch.Tensor  # (B, T) int64, the next token of each id, or IGNORED
+    documents: torch.Tensor | None = None  # (B, T) int64: where rows hold several, their numbers
+    positions: torch.Tensor | None = None  # (B, T) int64, in the documents
+
+    @property
+    def count(self) -> int:
+        """What the loss is summed over and divided by."""
+        return int((self.targets != IGNORED).sum())
+
+    def to(self, device: torch.device) -> Self:
+        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,15 +39,12 @@ def rope_frequencies(cfg: ModelConfig, seq_len: int = 0) -> tuple[Tensor, float]
 
 
 class Rope:
-    """Positions -> (cos, sin), each (B|1, 1, T, E/2), in fp32 or better whatever the weights are.
-
-    No module: its table is Python numbers, so that no `.to(bfloat16)` or meta device spoils it.
-    """
+    """Positions -> (cos, sin), each (B|1, 1, T, E/2), fp32 or better whatever the weights are."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         self.cfg = cfg
         inv_freq, self.magnitude = rope_frequencies(cfg)
-        self.inv_freq: list[float] = inv_freq.tolist()
+        self.inv_freq: list[float] = inv_freq.tolist()  # no .to(bfloat16) or meta device spoils it
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         table = self.inv_freq

@@ -34,21 +34,21 @@ def make_norm(cfg: ModelConfig) -> nn.Module:
 
 def visible(q_pos: Tensor, k_pos: Tensor, real: Tensor | None, window: int | None) -> Tensor:
     """The one mask, bool (B|1, 1, T, S): keys at k_pos (B|1, S) that queries at q_pos (B|1, T) see.
-    `real` (B, S) marks keys that are no padding; a query left with none sees all, to stay finite.
+    `real` (B, S) marks keys that are no padding, or numbers documents, each of which sees itself
+    alone; a query left with no key sees all, to stay finite.
     """
     distance = q_pos[:, :, None] - k_pos[:, None, :]
     seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
     if real is not None:
-        seen = seen & real[:, None, :]
+        own = real if real.dtype == torch.bool else real[:, :, None] == real[:, None]
+        seen = seen & own.view(len(own), -1, own.shape[-1])
         seen = seen | ~seen.any(-1, keepdim=True)
     return seen[:, None]
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(q k^T / sqrt(E)): q (B, H, T, E), k (B, K, S, E) -> (B, H, T, S).
-
-    The H/K query heads that share a key head become rows of one product: k is not repeated.
-    """
+    """softmax(q k^T / sqrt(E)): q (B, H, T, E), k (B, K, S, E) -> (B, H, T, S)."""
+    # The H/K query heads that share a key head become rows of one product: k is not repeated.
     b, heads, steps, size = q.shape
     rows = (q / math.sqrt(size)).reshape(b, k.shape[1], -1, size)
     scores = (rows @ k.mT).view(b, heads, steps, -1)
@@ -138,7 +138,8 @@ class Transformer(nn.Module):
         ids ─ embed_tokens [· √D] [+ embed_positions] ─ L × Block ─ [norm] ─ lm_head ─ [softcap]
 
     cache: appends the T tokens to it; any split of a text gives the one-shot logits.
-    attention_mask: bool (B, T), False = padding on either side; positions count real tokens.
+    attention_mask: bool (B, T), False = padding on either side; positions count real tokens. Or
+    int64 (B, T), beside positions: the numbers of documents, each of which sees itself alone.
     positions: int64 (B|1, T), where the tokens stand; a query sees keys at or before its own.
     logits_to_keep: the head on the last k tokens only; 0 means all.
     return_attention: also a list of (B, H, T, S) weights, one a layer; the logits are the same.
@@ -212,7 +213,8 @@ class Transformer(nn.Module):
         """Where the tokens stand (B|1, T), and the mask, unless the kernel's own will do."""
         if ids.dim() != 2 or ids.dtype != torch.long or ids.shape[1] == 0:
             raise InputError(f"ids must be int64 (B, T), T > 0 (got {ids.dtype} {ids.shape})")
-        if real is not None and (real.shape != ids.shape or real.dtype != torch.bool):
+        kinds = (torch.bool,) if cache or positions is None else (torch.bool, torch.long)
+        if real is not None and (real.shape != ids.shape or real.dtype not in kinds):
             raise InputError(f"attention_mask must be bool {ids.shape} (got {real.dtype})")
         if cache is not None and len(cache.length) != len(ids):
             raise InputError(f"ids have {len(ids)} rows and the cache {len(cache.length)}")

@@ -156,7 +156,9 @@ class BPETokenizer:
         """The file's own, or the built-in one whose special tokens the vocabulary has."""
         return template_of(self._config, self._specials)
 
-    def apply_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def apply_chat(
+        self, messages: Sequence[dict[str, str]], generation_prompt: bool = True
+    ) -> list[int]:
         """By `chat_template`, which says itself where a BOS stands, if anywhere; raises
         TokenizerError where there is none."""
         template = self.chat_template
@@ -178,6 +180,7 @@ class BPETokenizer:
             encode_later=self._later.encode if self._later else None,
             lstrip={token.content for token in added if token.lstrip},
             rstrip={token.content for token in added if token.rstrip},
+            generation_prompt=generation_prompt,
         )
 
     @cached_property

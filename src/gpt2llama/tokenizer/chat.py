@@ -71,8 +71,10 @@ def chat_ids(
     encode_later: Callable[[str], list[int]] | None = None,
     lstrip: Collection[str] = (),
     rstrip: Collection[str] = (),
+    generation_prompt: bool = True,
 ) -> list[int]:
-    """The ids of `{"role", "content"}` messages and of the beginning of the assistant's next.
+    """The ids of `{"role", "content"}` messages and, unless generation_prompt is off, of the
+    beginning of the assistant's next.
 
     special_ids: the id of each special token. Where the template writes one it becomes that id;
     where a message has one in its text, it stays text. encode: of the text between two of them;
@@ -99,7 +101,10 @@ def chat_ids(
         message["content"] = begins.sub(lambda match: stand_in[match[0]], message["content"])
     restore = str.maketrans({private: first for first, private in stand_in.items()})
 
-    ids, text = list[int](), render(template, messages, bos=bos, eos=eos)
+    ids, text = (
+        list[int](),
+        render(template, messages, bos=bos, eos=eos, add_generation_prompt=generation_prompt),
+    )
     parts = re.split(f"({special})", text)
     for i, part in enumerate(parts):
         if i % 2:

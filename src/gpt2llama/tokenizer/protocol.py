@@ -47,7 +47,10 @@ class Tokenizer(Protocol):
     def chat_template(self) -> str | None:
         """The Jinja text that `apply_chat` renders; None: it cannot."""
 
-    def apply_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """`{"role", "content"}` messages as a prompt for the assistant's next one."""
+    def apply_chat(
+        self, messages: Sequence[dict[str, str]], generation_prompt: bool = True
+    ) -> list[int]:
+        """`{"role", "content"}` messages as a prompt for the assistant's next one; without
+        generation_prompt, they alone."""
 
     def save(self, folder: Path) -> None: ...

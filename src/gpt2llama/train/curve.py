@@ -13,7 +13,7 @@ def loss_curve(lines: list[dict[str, Any]], title: str) -> str:
 
     lines: as `read_metrics` gives them, at least one.
     """
-    train = [(line["step"], line["loss"]) for line in lines]
+    train = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     held = [(line["step"], line["held_out_loss"]) for line in lines if "held_out_loss" in line]
     reach, last = len(train) // 50, train[-1][0]
     near = [train[max(0, i - reach) : i + reach + 1] for i in range(len(train))]

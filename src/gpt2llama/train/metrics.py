@@ -50,13 +50,16 @@ def evaluate(model: Transformer, batches: Iterable[Batch]) -> tuple[float, int]:
     nats, tokens = torch.zeros((), dtype=torch.float64, device=device), 0
     try:
         for batch in batches:
-            hidden = model.hidden(batch.ids.to(device)).flatten(0, 1)
-            targets, rows = batch.targets.flatten().to(device), _AT_ONCE // model.config.vocab_size
+            batch = batch.to(device)
+            hidden = model.hidden(
+                batch.ids, attention_mask=batch.documents, positions=batch.positions
+            ).flatten(0, 1)
+            targets, rows = batch.targets.flatten(), _AT_ONCE // model.config.vocab_size
             parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
             for part, wanted in parts:
                 logits = model.logits(part).float()
                 nats += F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
-            tokens += int((batch.targets != IGNORED).sum())
+            tokens += batch.count
     finally:
         model.train(was_training)
     return nats.item(), tokens

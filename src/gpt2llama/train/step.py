@@ -29,9 +29,20 @@ if TYPE_CHECKING:
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 
 
-def summed_loss(model: Transformer, ids: Tensor, targets: Tensor) -> Tensor:
+# The loss of a batch, summed over what its `count` counts.
+Objective = Callable[["Transformer", Batch], Tensor]
+
+
+def summed_loss(
+    model: Transformer,
+    ids: Tensor,
+    targets: Tensor,
+    documents: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
     """Cross entropy in nats, summed over the targets that are not IGNORED."""
-    logits, targets = model(ids).flatten(0, 1).float(), targets.flatten()
+    logits = model(ids, attention_mask=documents, positions=positions)
+    logits, targets = logits.flatten(0, 1).float(), targets.flatten()
     if not torch.compiler.is_compiling():
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     # The same in a form that compiles to faster code: its backward compares int32, not int64.
@@ -41,14 +52,26 @@ def summed_loss(model: Transformer, ids: Tensor, targets: Tensor) -> Tensor:
     return nats.where(targets != IGNORED, 0).sum()
 
 
+class NothingToLearn(TrainingError):
+    """No batch of a step has a target."""
+
+
 class Step:
     """`step(batches, lr)` learns from micro-batches together, weighted by their valid targets.
+
+    objective: cross entropy of the targets unless given; only that is compiled.
 
     `model` keeps fp32 weights: the optimiser's, the checkpoint's. In bf16 a copy of it computes;
     its gradients are added up in fp32 and the new weights rounded into it after each update.
     """
 
-    def __init__(self, model: Transformer, cfg: TrainConfig, compiled: bool) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        cfg: TrainConfig,
+        compiled: bool,
+        objective: Objective | None = None,
+    ) -> None:
         self.model, self.cfg = model, cfg
         self.device = next(model.parameters()).device
         self.params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
@@ -65,22 +88,26 @@ class Step:
         ]
         # Dropout's one number from PyTorch's own generator, so that it is the same as eager's.
         random: dict[str, bool | str | int | Callable[..., Any]] = {"fallback_random": True}
-        self.loss = torch.compile(summed_loss, options=random) if compiled else summed_loss
+        loss = torch.compile(summed_loss, options=random) if compiled else summed_loss
+
+        def next_token(model: Transformer, batch: Batch) -> Tensor:
+            return loss(model, batch.ids, batch.targets, batch.documents, batch.positions)
+
+        self.objective = objective or next_token
 
     def __call__(self, batches: Sequence[Batch], lr: float) -> tuple[float, float]:
         """Mean nats per valid target and the gradient's norm before clipping.
 
-        Raises TrainingError, with the weights as they were, if either is not finite or there is
-        no target.
+        Raises TrainingError, with the weights as they were, if either is not finite;
+        NothingToLearn if there is no target.
         """
-        valid = sum(int((batch.targets != IGNORED).sum()) for batch in batches)
+        valid = sum(batch.count for batch in batches)
         if valid == 0:
-            raise TrainingError("the batch has no target to learn: every label is masked")
+            raise NothingToLearn("the batch has no target to learn: every label is masked")
         self.compute.train()
         total = torch.zeros((), device=self.device)
         for batch in batches:
-            ids, targets = batch.ids.to(self.device), batch.targets.to(self.device)
-            loss = self.loss(self.compute, ids, targets) / valid
+            loss = self.objective(self.compute, batch.to(self.device)) / valid
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             total += loss.detach()
             if self.compute is not self.model:

@@ -6,6 +6,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from ..weights.checkpoint import write_model
 from .config import TrainConfig, learning_rate
 from .metrics import evaluate
 from .run_folder import RunFolder, read_state, write_state
-from .step import Step
+from .step import NothingToLearn, Objective, Step
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -38,10 +39,35 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Text that is only scored: `batches()` anew for each evaluation; bytes of the raw text."""
+    """What is only scored: `batches()` anew for each evaluation; bytes of the raw text, if it is
+    plain text.
+
+    measure: instead of cross entropy, the figures of metrics.jsonl, `held_out_loss` among them;
+    the lowest is the best.
+    """
 
     batches: Callable[[], Iterable[Batch]]
-    bytes: int
+    bytes: int | None = None
+    measure: Callable[[Transformer], dict[str, float]] | None = None
+
+
+class Store(Protocol):
+    """What of a model a checkpoint holds."""
+
+    def write(self, folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> None: ...
+    def read(self, folder: Path, model: Transformer) -> None: ...
+
+
+class WholeModel:
+    def write(self, folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> None:
+        write_model(folder, model, tokenizer)
+
+    def read(self, folder: Path, model: Transformer) -> None:
+        weights = read_weights(folder)
+        odd = sorted(weights.keys() ^ state_of(model).keys())
+        if odd:
+            raise WeightsError(f"{folder}: model.safetensors lacks {odd[0]}, or should")
+        model.load_state_dict(weights, strict=False)  # a tied head is stored once
 
 
 @dataclass
@@ -54,6 +80,7 @@ class Progress:
     best: float | None = None  # the lowest held-out nats per token
     best_step: int = 0
     worse: int = 0  # evaluations since then
+    skipped: int = 0  # steps whose batches had nothing to learn
 
 
 class Interrupted(KeyboardInterrupt):
@@ -79,23 +106,22 @@ class Trainer:
         tokenizer: Tokenizer | None = None,
         held_out: HeldOut | None = None,
         compiled: bool = False,
+        objective: Objective | None = None,
+        store: Store | None = None,
         report: Callable[[dict[str, Any]], None] = lambda line: None,
     ) -> None:
         self.model, self.batches, self.cfg, self.folder = model, batches, cfg, folder
         self.tokenizer, self.held_out, self.report = tokenizer, held_out, report
         torch.manual_seed(cfg.seed)  # dropout; the weights were drawn before
-        self.step = Step(model, cfg, compiled)
+        self.step = Step(model, cfg, compiled, objective)
+        self.store = store or WholeModel()
         self.progress = Progress()
         checkpoint = folder.latest()
         if checkpoint is not None:
             self._resume(checkpoint)
 
     def _resume(self, checkpoint: Path) -> None:
-        weights = read_weights(checkpoint)
-        odd = sorted(weights.keys() ^ state_of(self.model).keys())
-        if odd:
-            raise WeightsError(f"{checkpoint}: model.safetensors lacks {odd[0]}, or should")
-        self.model.load_state_dict(weights, strict=False)  # a tied head is stored once
+        self.store.read(checkpoint, self.model)
         rng, progress = read_state(checkpoint, self.model, self.step.optimizers)
         try:
             self.progress = Progress(**progress)
@@ -114,6 +140,8 @@ class Trainer:
             while now.step < goal and not self._out_of_patience():
                 line = self._one_step()
                 last = now.step == cfg.steps
+                if last and now.skipped == now.step:
+                    raise NothingToLearn("no batch had a target to learn: every label is masked")
                 better = False
                 if self.held_out and (last or _due(now.step, cfg.eval_every)):
                     better = self._evaluate(line)
@@ -138,9 +166,16 @@ class Trainer:
         now, count, begun = self.progress, self.cfg.accumulate, time.perf_counter()
         first = now.step * count
         batches = [self.batches.batch(index) for index in range(first, first + count)]
-        lr = learning_rate(self.cfg, now.step)
+        lr, figures = learning_rate(self.cfg, now.step), {}
         try:
             loss, norm = self.step(batches, lr)
+            figures = {"loss": loss, "lr": lr, "grad_norm": norm}
+        except NothingToLearn:
+            now.skipped += 1
+            warnings.warn(
+                f"step {now.step + 1} has nothing to learn and is skipped ({now.skipped} so far)",
+                stacklevel=2,
+            )
         except TrainingError as error:
             kept = self.folder.latest()
             raise TrainingError(
@@ -151,21 +186,26 @@ class Trainer:
         speed = tokens / (time.perf_counter() - begun)
         self._tick()
         now.step, now.tokens = now.step + 1, now.tokens + tokens
-        return {"step": now.step, "tokens": now.tokens, "loss": loss, "lr": lr, "grad_norm": norm,
+        return {"step": now.step, "tokens": now.tokens, **figures,
                 "tokens_per_s": round(speed, 1), "seconds": round(now.seconds, 3)}  # fmt: skip
 
     def _evaluate(self, line: dict[str, Any]) -> bool:
         """Adds the held-out figures; true if they are the best so far."""
         assert self.held_out is not None
-        now = self.progress
-        nats, tokens = evaluate(self.step.compute, self.held_out.batches())
-        if not math.isfinite(nats):
-            raise TrainingError(f"step {now.step}: the held-out loss is {nats}; try a lower lr")
-        line["held_out_loss"] = nats / tokens
-        line["bits_per_byte"] = nats / math.log(2) / self.held_out.bytes
-        better = now.best is None or nats / tokens < now.best
+        now, held_out = self.progress, self.held_out
+        if held_out.measure is not None:
+            line |= held_out.measure(self.step.compute)
+        else:
+            nats, tokens = evaluate(self.step.compute, held_out.batches())
+            line["held_out_loss"] = nats / tokens
+            if held_out.bytes is not None:
+                line["bits_per_byte"] = nats / math.log(2) / held_out.bytes
+        loss = line["held_out_loss"]
+        if not math.isfinite(loss):
+            raise TrainingError(f"step {now.step}: the held-out loss is {loss}; try a lower lr")
+        better = now.best is None or loss < now.best
         if better:
-            now.best, now.best_step, now.worse = nats / tokens, now.step, 0
+            now.best, now.best_step, now.worse = loss, now.step, 0
         else:
             now.worse += 1
         return better
@@ -179,7 +219,7 @@ class Trainer:
         if self.step.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state()
         with new_folder(target) as folder:
-            write_model(folder, self.model, self.tokenizer)
+            self.store.write(folder, self.model, self.tokenizer)
             progress = asdict(self.progress)
             write_state(folder, self.model, self.step.optimizers, rng, progress)
         self._point_to(target.name)
