@@ -1,0 +1,1 @@
+"""Adapting a trained model: classes, instructions, preferences, rewards, a teacher."""

@@ -1,0 +1,129 @@
+"""A fine-tuning run as TOML plus typed `key=value`; the model that it begins with."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from ..errors import (
+    CheckedFields,
+    ConfigError,
+    FileError,
+    TokenizerError,
+    WeightsError,
+    check_names,
+    did_you_mean,
+    field_names,
+)
+from ..train.config import TrainConfig, _toml, _value, _with_none
+
+if TYPE_CHECKING:
+    from ..model.transformer import Transformer
+    from ..tokenizer import Tokenizer
+
+M = TypeVar("M", bound=CheckedFields)
+
+# What a resumed run may change: nothing that its numbers so far depend on.
+_MAY_CHANGE = {"steps", "eval_every", "checkpoint_every", "patience"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(Generic[M]):
+    """Everything that decides a run's numbers; `config.toml` in its folder.
+
+    begin: the model to adapt, as `load` takes it. data, held_out: JSONL files; without the latter
+    a tenth of the prompts is held out. method: the settings of this kind of tuning.
+    """
+
+    begin: str
+    data: str
+    held_out: str = ""
+    method: M
+    train: TrainConfig
+
+    def set(self, pairs: list[str]) -> Self:
+        """Applies `key=value` strings; the key may be a field of the method or of the training."""
+        known: dict[str, str] = dict.fromkeys(field_names(TrainConfig), "train")
+        known |= dict.fromkeys(field_names(self.method), "method")
+        changes: dict[str, dict[str, Any]] = {"train": {}, "method": {}}
+        for pair in pairs:
+            key, equals, text = pair.partition("=")
+            if not equals:
+                raise ConfigError(f"--set {pair!r} must have the form key=value")
+            if key not in known:
+                raise ConfigError(f"--set: there is no field {key!r}{did_you_mean(key, known)}")
+            changes[known[key]][key] = _value(text)
+        method = self.method.replace(**_with_none(type(self.method), changes["method"]))
+        train = self.train.replace(**_with_none(TrainConfig, changes["train"]))
+        return replace(self, method=method, train=train)
+
+    def to_toml(self) -> str:
+        named = {"begin": self.begin, "data": self.data}
+        named |= {"held_out": self.held_out} if self.held_out else {}
+        lines = [f"{k} = {_toml(v)}" for k, v in named.items()]
+        for table, part in ((self.method.KIND, self.method), ("train", self.train)):
+            lines += ["", f"[{table}]"]
+            lines += [f"{k} = {_toml(v)}" for k, v in part.to_dict().items()]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def read(cls, path: str | Path, kind: type[M]) -> Self:
+        """What `to_toml` wrote of a run of this kind; raises FileError and ConfigError."""
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise FileError(f"cannot read {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from error
+        train, method = values.pop("train", {}), values.pop(kind.KIND, None)
+        if not isinstance(train, dict) or not isinstance(method, dict):
+            raise ConfigError(f"{path} is not the config of a {kind.KIND} run")
+        try:
+            parts = {
+                "method": kind.from_dict(_with_none(kind, method)),
+                "train": TrainConfig.from_dict(_with_none(TrainConfig, train)),
+            }
+            values = {key: str(value) for key, value in values.items()} | parts
+            check_names("a run", cls, values, complete=True)
+            return cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def check_same(self, before: Tuning[M], folder: Path) -> None:
+        """Refuses to resume a run under settings that its numbers so far were not made with."""
+        old, new = (
+            {"begin": c.begin, "data": c.data, "held_out": c.held_out}
+            | c.method.to_dict()
+            | c.train.to_dict()
+            for c in (before, self)
+        )
+        for name in old:
+            if old[name] != new[name] and name not in _MAY_CHANGE:
+                raise ConfigError(
+                    f"{folder} was begun with {name}={old[name]!r}, not {new[name]!r}; resume it "
+                    "with the same settings or train in another --out"
+                )
+
+
+def load_to_tune(path: str, seq_len: int | None) -> tuple[Transformer, Tokenizer]:
+    """In fp32, its weights mapped to the file. Raises what `load` raises; WeightsError for a
+    quantised model, TokenizerError without a tokenizer, ConfigError for a seq_len it has not.
+    """
+    import torch
+
+    from ..weights import load, open_model
+
+    opened = open_model(path)
+    if opened.schemes:
+        raise WeightsError(f"{path} is quantised and cannot train; begin with its original")
+    context = opened.config.max_seq_len
+    if seq_len is not None and seq_len > context:
+        raise ConfigError(
+            f"seq_len {seq_len} is above the model's max_seq_len {context}; lower seq_len"
+        )
+    model, tokenizer = load(path, dtype=torch.float32)
+    if tokenizer is None:
+        raise TokenizerError(f"{path} has no tokenizer; put its tokenizer.json beside the weights")
+    return model, tokenizer
