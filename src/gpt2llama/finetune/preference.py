@@ -223,6 +223,7 @@ class Pairs:
                     f"{run.data} leaves no pair to {name}: {out} are longer than {seq_len} tokens; "
                     "shorten them or raise seq_len"
                 )
+        held_out.sort(key=lambda pair: pair.tokens)  # little padding
         return cls(train, held_out, few + fewer)
 
 
@@ -281,7 +282,7 @@ def digest(model: Transformer, pairs: list[Pair], dtype: torch.dtype) -> str:
     found = hashlib.sha256(repr((model.config, dtype, pairs)).encode())
     for name, tensor in sorted(state_of(model).items()):
         found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
@@ -295,6 +296,7 @@ def reference_logprobs(
     """(P, 2) fp32: the log-probabilities of each pair's answers, kept in the file `path`.
 
     What the file has already is not computed again; what is there when this is interrupted stays.
+    Batches are those of `PairBatches.in_order` where the pairs are in the order of their lengths.
     """
     found = torch.full((len(pairs), 2), torch.nan)
     if path.exists():
@@ -377,10 +379,9 @@ def make_trainer(
     watch: Watch[list[int]],
 ) -> Trainer:
     """`model` is the reference, as it is now, and stays so; the same errors as tune_preference."""
-    cfg, every = run.train, pairs.train + pairs.held_out
-    device = torch.device(pick_device(cfg.device))
+    cfg, device = run.train, torch.device(pick_device(run.train.device))
     dtype, key = computing_dtype(cfg, device), folder.path / "data.sha256"
-    name = digest(model, every, dtype)
+    name = digest(model, [*pairs.train, *pairs.held_out], dtype)
     if folder.latest() is not None and key.read_text(encoding="utf-8").strip() != name:
         raise ConfigError(
             f"{folder.path} was begun with another model at {run.begin}, or other pairs; put them "
@@ -388,18 +389,20 @@ def make_trainer(
         )
     folder.write_text(key.name, name + "\n")
     folder.write_text("config.toml", run.to_toml())
-    policy, reference = copy.deepcopy(model).requires_grad_(True).to(device), None
-    loss = PreferenceLoss(run.method)
-    if loss.kind.reference:
-        model = model.to(device, dtype)
-        path = folder.path / f"reference-{name[:16]}.safetensors"
-        reference = reference_logprobs(model, every, cfg.batch_size, path, watch)
-    count = len(pairs.train)
-    parts = (None, None) if reference is None else (reference[:count], reference[count:])
-    held_out = PairBatches(pairs.held_out, parts[1], cfg.batch_size, cfg.seed)
+    policy = copy.deepcopy(model).requires_grad_(True).to(device)
+    loss, model = PreferenceLoss(run.method), model.to(device, dtype)
+
+    def batches(split: str, pairs: list[Pair]) -> PairBatches:
+        reference = None
+        if loss.kind.reference:
+            path = folder.path / f"reference-{split}-{name[:16]}.safetensors"
+            reference = reference_logprobs(model, pairs, cfg.batch_size, path, watch)
+        return PairBatches(pairs, reference, cfg.batch_size, cfg.seed)
+
+    held_out = batches("held-out", pairs.held_out)
     return Trainer(
         policy,
-        PairBatches(pairs.train, parts[0], cfg.batch_size, cfg.seed),
+        batches("train", pairs.train),
         cfg,
         folder,
         tokenizer=tokenizer,

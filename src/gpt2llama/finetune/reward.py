@@ -11,6 +11,7 @@ import copy
 import importlib.util
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -413,13 +414,16 @@ class PolicyLoss:
 
 
 class RewardTrainer(Trainer):
-    """Adds the samples' figures to each line of metrics.jsonl."""
+    """Adds the samples' figures to each line of metrics.jsonl; groups that are all equal are
+    among them, a step without others is no cause for a warning."""
 
     batches: Sampler
     loss: PolicyLoss
 
     def _one_step(self) -> dict[str, Any]:
-        line = super()._one_step()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"step \d+ has nothing to learn")
+            line = super()._one_step()
         parts = [batch.figures for batch in self.batches.pending.values()]
         means = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
         means["equal_groups"] = sum(part["equal_groups"] for part in parts)
