@@ -53,7 +53,7 @@ def reward(
             f"{shlex.quote(run.method.reward)}"
         )
     try:
-        with TuningProgress(lambda line: f"reward {line['held_out_reward']:.3f}") as shown:
+        with TuningProgress(_words) as shown:
             report = partial(shown.update, steps=run.train.steps)
             done = tune_reward(run, out, resume=resume, report=report)
     except KeyboardInterrupt as error:
@@ -77,6 +77,10 @@ def reward(
         f"{now.step} steps in {now.seconds:.0f} s, {equal} of {groups} groups with equal rewards"
         f"{long}: {out}"
     )
+
+
+def _words(line: dict[str, Any]) -> str:
+    return f"reward {line['held_out_reward']:.3f}, greedy {line['held_out_greedy']:.3f}"
 
 
 def _quoted(text: str) -> str:

@@ -361,13 +361,23 @@ class Sampler:
         """Under the law that the samples are drawn by."""
         return token_logprobs(model, ids, targets, self.cfg.temperature, self.tokenizer.vocab_size)
 
-    def measure(self, tasks: list[Task], rows: int = 32) -> dict[str, float]:
-        """The mean reward of greedy answers."""
-        total, greedy = 0.0, SamplingConfig()
-        for start in range(0, len(tasks), rows):
-            part = tasks[start : start + rows]
-            total += self.rewards(part, self.answer(part, greedy)).sum().item()
-        return {"held_out_reward": total / len(tasks), "held_out_loss": -total / len(tasks)}
+    def measure(self, tasks: list[Task], rows: int = 64) -> dict[str, float]:
+        """Mean rewards: of a group of sampled answers to each, which is what is learned, with the
+        same seed each time; and of the greedy answers.
+        """
+        cfg = self.cfg
+        sampled = SamplingConfig(temperature=cfg.temperature, seed=self.train.seed)
+        found = []
+        for sampling, each in ((sampled, cfg.group_size), (SamplingConfig(), 1)):
+            size, total = max(1, rows // each), 0.0
+            for start in range(0, len(tasks), size):
+                part = tasks[start : start + size]
+                samples = self.answer([task for task in part for _ in range(each)], sampling)
+                total += self.rewards(part, samples).sum().item()
+            found.append(total / len(tasks) / each)
+        return {
+            "held_out_loss": -found[0], "held_out_reward": found[0], "held_out_greedy": found[1]
+        }  # fmt: skip
 
 
 class PolicyLoss:
