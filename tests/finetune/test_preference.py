@@ -30,13 +30,12 @@ from gpt2llama.finetune.preference import (
     PairBatch,
     PreferenceConfig,
     PreferenceLoss,
-    digest,
     encode_pairs,
     pair_batch,
     reference_logprobs,
     tune_preference,
 )
-from gpt2llama.finetune.settings import Tuning
+from gpt2llama.finetune.settings import Tuning, digest
 from gpt2llama.model.transformer import Transformer
 from gpt2llama.train.step import Step
 
@@ -196,11 +195,11 @@ class TestReference:
         other = sharp_model()
         other.layers[1].mlp.up_proj.weight.data[3, 4] += 1e-6
         keys = {
-            digest(sharp_model(), pairs, torch.float32),
-            digest(sharp_model(), pairs, torch.float32),
-            digest(sharp_model(), pairs, torch.bfloat16),
-            digest(sharp_model(), pairs[::-1], torch.float32),
-            digest(other, pairs, torch.float32),
+            digest(sharp_model(), torch.float32, pairs),
+            digest(sharp_model(), torch.float32, pairs),
+            digest(sharp_model(), torch.bfloat16, pairs),
+            digest(sharp_model(), torch.float32, pairs[::-1]),
+            digest(other, torch.float32, pairs),
         }
         assert len(keys) == 4
 
@@ -357,6 +356,14 @@ def test_resumed_is_as_undisturbed(model: Path, data: Path, tmp_path: Path) -> N
     assert files[0] == files[1]
 
 
+def test_bf16(model: Path, data: Path, tmp_path: Path) -> None:
+    """The reference computes as the policy does: the margin begins at 0."""
+    tune_preference(preference_run(model, data, dtype="bf16"), tmp_path / "run")
+    lines = metrics(tmp_path / "run")
+    assert lines[0]["held_out_margin"] == 0
+    assert lines[-1]["held_out_margin"] > 0.3
+
+
 def test_resumed_with_something_else(model: Path, data: Path, tmp_path: Path) -> None:
     run, pairs = preference_run(model, data), tmp_path / "pairs.jsonl"
     pairs.write_bytes(data.read_bytes())
@@ -366,7 +373,7 @@ def test_resumed_with_something_else(model: Path, data: Path, tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"was begun with beta=None, not 0\.5"):
         tune_preference(other, tmp_path / "run", resume=True)
     write_lines(pairs, PAIRS[1:])
-    with pytest.raises(ConfigError, match="other pairs; put them back"):
+    with pytest.raises(ConfigError, match=r"pairs.jsonl is no longer what .* was begun with"):
         tune_preference(run, tmp_path / "run", resume=True)
     write_lines(pairs, PAIRS)
     longer = preference_run(model, pairs, steps=8)

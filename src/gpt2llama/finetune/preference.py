@@ -8,7 +8,6 @@ token.
 from __future__ import annotations
 
 import copy
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from ..train.run import draw_curve, pick_device
 from ..train.run_folder import RunFolder
 from ..train.step import computing_dtype
 from ..train.trainer import HeldOut, Progress, Trainer
-from ..weights.build import state_of
 from ..weights.files import read_tensors
 from .answers import (
     Line,
@@ -39,7 +37,7 @@ from .answers import (
     shuffled,
     token_logprobs,
 )
-from .settings import Tuning, load_to_tune
+from .settings import Tuning, check_begun, digest, load_to_tune
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -277,15 +275,6 @@ def measure(
     }
 
 
-def digest(model: Transformer, pairs: list[Pair], dtype: torch.dtype) -> str:
-    """sha256 of all that decides the reference's log-probabilities."""
-    found = hashlib.sha256(repr((model.config, dtype, pairs)).encode())
-    for name, tensor in sorted(state_of(model).items()):
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
 def reference_logprobs(
     model: Transformer,
     pairs: list[Pair],
@@ -357,6 +346,7 @@ def tune_preference(
         model, tokenizer = load_to_tune(run.begin, run.train.seq_len)
         pairs = Pairs.read(run, tokenizer, run.train.seq_len or model.config.max_seq_len)
         trainer = make_trainer(run, model, tokenizer, pairs, folder, report, watch)
+        del model  # the reference has said all it has to say
         assert trainer.held_out is not None
         assert trainer.held_out.measure is not None
         if folder.latest() is None:
@@ -380,14 +370,9 @@ def make_trainer(
 ) -> Trainer:
     """`model` is the reference, as it is now, and stays so; the same errors as tune_preference."""
     cfg, device = run.train, torch.device(pick_device(run.train.device))
-    dtype, key = computing_dtype(cfg, device), folder.path / "data.sha256"
-    name = digest(model, [*pairs.train, *pairs.held_out], dtype)
-    if folder.latest() is not None and key.read_text(encoding="utf-8").strip() != name:
-        raise ConfigError(
-            f"{folder.path} was begun with another model at {run.begin}, or other pairs; put them "
-            "back or train in another --out"
-        )
-    folder.write_text(key.name, name + "\n")
+    dtype = computing_dtype(cfg, device)
+    name = digest(model, dtype, pairs.train, pairs.held_out)
+    check_begun(folder, name, f"{run.begin} or {run.data}")
     folder.write_text("config.toml", run.to_toml())
     policy = copy.deepcopy(model).requires_grad_(True).to(device)
     loss, model = PreferenceLoss(run.method), model.to(device, dtype)

@@ -11,8 +11,10 @@ import copy
 import importlib.util
 import math
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -32,7 +34,7 @@ from ..train.step import NothingToLearn
 from ..train.trainer import HeldOut, Progress, Trainer, WholeModel
 from ..weights.files import read_json, read_tensors, write_json, write_tensors
 from .answers import Line, Writer, at, hold_out, padded, read_lines, shuffled, token_logprobs
-from .settings import Tuning, load_to_tune
+from .settings import Tuning, check_begun, digest, load_to_tune
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -135,7 +137,8 @@ def _from_file(path: Path, name: str) -> Reward:
         raise FileError(f"there is no file {path} to take the reward {name} from")
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with redirect_stdout(sys.stderr):  # stdout is for what is asked of us
+            spec.loader.exec_module(module)
     except Exception as error:
         raise FileError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
@@ -144,7 +147,8 @@ def _from_file(path: Path, name: str) -> Reward:
 
     def reward(answer: str, line: dict[str, Any]) -> float:
         try:
-            value = float(function(answer, line))
+            with redirect_stdout(sys.stderr):
+                value = float(function(answer, line))
         except Exception as error:
             raise TrainingError(
                 f"the reward {path}:{name} failed on the answer {answer!r:.60}: "
@@ -497,6 +501,8 @@ def tune_reward(
             run.check_same(Tuning.read(written, RewardConfig), folder.path)
         model, tokenizer = load_to_tune(run.begin, run.train.seq_len)
         tasks = Tasks.read(run, tokenizer, run.train.seq_len or model.config.max_seq_len)
+        lines = [task.line.values for task in tasks.train + tasks.held_out]
+        check_begun(folder, digest(model, lines), f"{run.begin} or {run.data}")
         trainer = make_trainer(run, model, tokenizer, tasks, reward, folder, report)
         folder.write_text(written.name, run.to_toml())
         if folder.latest() is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..train.config import TrainConfig, _toml, _value, _with_none
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
+    from ..train.run_folder import RunFolder
 
 M = TypeVar("M", bound=CheckedFields)
 
@@ -105,6 +107,31 @@ class Tuning(Generic[M]):
                     f"{folder} was begun with {name}={old[name]!r}, not {new[name]!r}; resume it "
                     "with the same settings or train in another --out"
                 )
+
+
+def digest(model: Transformer, *what: object) -> str:
+    """sha256 of the model's weights and of what is given beside it."""
+    import torch
+
+    from ..weights.build import state_of
+
+    found = hashlib.sha256(repr((model.config, what)).encode())
+    for name, tensor in sorted(state_of(model).items()):
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def check_begun(folder: RunFolder, name: str, source: str) -> None:
+    """Refuses to resume with a model or data other than `name`, their digest, says."""
+    path = folder.path / "begun.sha256"
+    known = path.read_text(encoding="utf-8").strip() if path.exists() else None
+    if folder.latest() is not None and known != name:
+        raise ConfigError(
+            f"{source} is no longer what {folder.path} was begun with; put it back or train in "
+            "another --out"
+        )
+    folder.write_text(path.name, name + "\n")
 
 
 def load_to_tune(path: str, seq_len: int | None) -> tuple[Transformer, Tokenizer]:
