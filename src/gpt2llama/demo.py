@@ -133,7 +133,7 @@ def _plan(
     guess = flops / flops_per_token(MODEL) / tokens  # epochs
     compiled = can_compile() and flops > WORTH_COMPILING
     run = RunConfig(
-        model=MODEL.replace(dropout=0.15 if guess > 4 else 0.05 if guess > 2 else 0.0),
+        model=MODEL.replace(dropout=0.15 if guess > 4 else 0.0),
         train=SHORT_RUN.replace(steps=1_000_000, compile="on" if compiled else "off"),
         data=str(data),
     )
@@ -152,7 +152,7 @@ def _plan(
     left = minutes * 60 - done.seconds - (3 if cheap else 1.5) * held_out / scored - 1
     a_step = run.train.batch_size * run.seq_len
     most = MAX_EPOCHS * tokens // a_step
-    steps[0] = min(most, PROBE + max(1, int(0.97 * left * speed / a_step)))
+    steps[0] = min(most, PROBE + max(1, int(0.95 * left * speed / a_step)))
     trainer.cfg = run.train.replace(
         steps=steps[0],
         eval_every=max(1, steps[0] // 8) if cheap else None,
