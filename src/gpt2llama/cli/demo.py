@@ -20,11 +20,11 @@ def demo(
         "demo-run"
     ),
     tune: Annotated[
-        bool, typer.Option("--tune/--no-tune", help="Tuning comes with a later version.")
+        bool, typer.Option("--tune/--no-tune", help="Teach it to answer, for as long again.")
     ] = True,
     json: Json = False,
 ) -> None:
-    """Train a 3M Chinese model on this machine, score it, and let it write."""
+    """Train a 3M Chinese model on this machine, score it, let it write, and teach it to answer."""
     from ..demo import demo as run_demo
     from ..train.trainer import Interrupted
     from ._progress import TrainingProgress
@@ -36,7 +36,7 @@ def demo(
 
     try:
         with TrainingProgress() as shown:
-            result = run_demo(out, minutes, say=tell, report=shown.update, write=write)
+            result = run_demo(out, minutes, tune=tune, say=tell, report=shown.update, write=write)
     except Interrupted as error:
         tell(f"{error}; the same command goes on from there")
         raise typer.Exit(130) from None

@@ -1,7 +1,8 @@
 """The data set of the small assistant: facts about language models, small talk, sums, and what it
 does not know. Written for this project; the texts lie in data/assistant/*.toml.
 
-Each fact has a dozen wordings. Some of them, some of the sums, and some of the questions outside
+Each fact has some thirty wordings, written one by one, and names that fit into the templates of its
+intent (what, why, how …). Some of the former, some of the sums, and some of the questions outside
 the subject are held out: no model has seen them.
 """
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 FACTS = ("architecture", "training", "inference", "tuning", "smalltalk")
 HELD_WORDINGS, HELD_UNKNOWN = 0.1, 0.25
+TEMPLATED = 24  # wordings of a fact by template, in Chinese; in English a quarter
 SUMS, HELD_SUMS = 1600, 200
 MAX_ANSWER = 64  # tokens; the longest has 50
 SEED = 2024  # of the split: other questions would be held out with another
@@ -94,21 +96,23 @@ def _divide(
 
 
 def _facts(data: Assistant, rng: random.Random) -> None:
+    templates = _read("templates")
     for name in FACTS:
-        kind: Literal["fact", "talk"] = "talk" if name == "smalltalk" else "fact"
         for fact in _read(name)["fact"]:
-            about, wordings = fact["id"], []
-            for ask in fact["ask"]:
-                keywords = tuple(fact["keywords"])
-                wordings.append(Question(kind, about, ask, fact["answer"], keywords))
-            _divide(data, rng, wordings, HELD_WORDINGS)
-            if "answer_en" in fact:
-                keywords, answer = tuple(fact["keywords_en"]), fact["answer_en"]
-                english = [
-                    Question(kind, about, ask, answer, keywords, english=True)
-                    for ask in fact["ask_en"]
-                ]
-                _divide(data, rng, english, HELD_WORDINGS)
+            for suffix, language, most in (("", "zh", TEMPLATED), ("_en", "en", TEMPLATED // 4)):
+                if f"answer{suffix}" not in fact:
+                    continue
+                _divide(data, rng, _asked(name, fact, suffix, fact[f"ask{suffix}"]), HELD_WORDINGS)
+                ways = templates[fact["intent"]][language] if "intent" in fact else []
+                made = [way.format(x=x) for x in fact.get(f"names{suffix}", []) for way in ways]
+                chosen = rng.sample(made, min(most, len(made)))
+                data.train.extend(_asked(name, fact, suffix, chosen))
+
+
+def _asked(name: str, fact: dict[str, Any], suffix: str, wordings: Sequence[str]) -> list[Question]:
+    kind: Literal["fact", "talk"] = "talk" if name == "smalltalk" else "fact"
+    answer, keywords = fact[f"answer{suffix}"], tuple(fact[f"keywords{suffix}"])
+    return [Question(kind, fact["id"], w, answer, keywords, suffix == "_en") for w in wordings]
 
 
 def _unknown(data: Assistant, rng: random.Random) -> None:
