@@ -62,13 +62,24 @@ class Assistant:
 
 
 def assistant() -> Assistant:
-    """The same split at every call. No question of `held_out` is in `train`, whatever its marks."""
+    """The same split at every call. No question of `held_out` is in `train`, whatever its marks.
+
+    Nor is a question that has two answers, as a name may make one by a template.
+    """
     data, rng = Assistant(), random.Random(SEED)
     _facts(data, rng)
     _unknown(data, rng)
     _sums(data, rng)
+    answers: dict[str, str] = {}
     seen = {normalised(question.ask) for question in data.train}
-    return Assistant(data.train, [q for q in data.held_out if normalised(q.ask) not in seen])
+    double = set()
+    for question in data.train + data.held_out:
+        ask = normalised(question.ask)
+        if answers.setdefault(ask, question.answer) != question.answer:
+            double.add(ask)
+    unique = {normalised(q.ask): q for q in data.train if normalised(q.ask) not in double}
+    held_out = [q for q in data.held_out if normalised(q.ask) not in seen | double]
+    return Assistant(list(unique.values()), held_out)
 
 
 def texts() -> str:
