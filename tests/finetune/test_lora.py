@@ -53,7 +53,7 @@ def draw(model: nn.Module, size: float = 0.3) -> None:
         layer.lora_B.weight.normal_(0, size, generator=random)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(configs(), st.sets(st.sampled_from(LEAVES), min_size=1), st.integers(1, 4))
 def test_the_sum_by_hand_for_every_switch(cfg: ModelConfig, leaves: set[str], rank: int) -> None:
     """A fresh adapter adds nothing, to the bit; a drawn one what W + alpha / rank · B A adds."""
@@ -169,9 +169,12 @@ def trainer(base: Path, folder: RunFolder, seed: int = 0, cfg: TrainConfig = TRA
     return Trainer(model, Random(), cfg, folder, store=AdapterStore(base, LORA))
 
 
-def test_only_adapters_learn_and_only_they_are_written(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_only_adapters_learn_and_only_they_are_written(
+    base: Path, dtype: str, tmp_path: Path
+) -> None:
     with RunFolder(tmp_path / "run") as folder:
-        run = trainer(base, folder)
+        run = trainer(base, folder, cfg=TRAIN.replace(dtype=dtype))
         before = {name: t.clone() for name, t in run.model.state_dict().items()}
         run.run(until=2)  # in the first step only B moves: A's gradient comes through it
         changed = {n for n, t in run.model.state_dict().items() if not torch.equal(t, before[n])}

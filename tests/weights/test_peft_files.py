@@ -18,7 +18,7 @@ from sharp import CONTEXT, SIZES, configs, make, tokens
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from gpt2llama.errors import ConfigError, FileError, Gpt2LlamaError, WeightsError
+from gpt2llama.errors import ConfigError, FileError, Gpt2LlamaError, InputError, WeightsError
 from gpt2llama.model.config import ModelConfig
 from gpt2llama.model.transformer import Transformer
 from gpt2llama.quant.apply import quantise
@@ -26,6 +26,7 @@ from gpt2llama.quant.scheme import SCHEMES
 from gpt2llama.tokenizer import train_bpe
 from gpt2llama.weights import load, open_model, peft, save
 from gpt2llama.weights.build import on_meta
+from gpt2llama.weights.report import report
 
 CFG = ModelConfig(**SIZES, n_kv_heads=2)
 Q, UP = "layers.1.self_attn.q_proj", "layers.0.mlp.up_proj"
@@ -88,8 +89,10 @@ def test_any_format_of_the_base(format: str, tied: bool, tmp_path: Path) -> None
     found, _ = load(tmp_path / "adapter")
     assert_close(found(IDS), by_hand(alone, names))
     assert not found.config.tie_embeddings
-    said = any("no longer tied" in note for note in open_model(tmp_path / "adapter").notes)
-    assert said == tied
+    opened = open_model(tmp_path / "adapter")
+    assert any("no longer tied" in note for note in opened.notes) == tied
+    listed = [name for line in report(opened) for name in line.ours]
+    assert sorted(listed) == sorted(found.state_dict())
     save(found, None, tmp_path / "again", "hf")
     assert_close(load(tmp_path / "again")[0](IDS), found(IDS))
 
@@ -133,7 +136,7 @@ def test_opening_takes_no_torch(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", code, folder], check=True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(configs(), st.data())
 def test_every_matrix_has_its_place_and_comes_back(cfg: ModelConfig, data: st.DataObject) -> None:
     model = on_meta(cfg)
@@ -264,10 +267,16 @@ def test_ways_to_begin_and_keys_that_change_nothing(folder: Path) -> None:
     assert torch.equal(load(folder)[0](IDS), want)
 
 
-def test_bases_that_take_no_adapter(folder: Path, tmp_path: Path) -> None:
+def test_quantised_bases(folder: Path, tmp_path: Path) -> None:
     wide = CFG.replace(d_model=64, d_ff=64)
     save(quantise(make(wide, dtype=torch.float32), SCHEMES["int8"]), None, tmp_path / "int8")
     write(tmp_path / "wide", "../int8", cfg=wide)
+    save(make(wide, dtype=torch.float32), None, tmp_path / "q8.gguf", "gguf", dtype="Q8_0")
+    write(tmp_path / "blocks", "../q8.gguf", cfg=wide)
+    blocks, _ = load(tmp_path / "q8.gguf")
+    assert_close(load(tmp_path / "blocks")[0](IDS), by_hand(blocks, [Q, UP]))
+    with pytest.raises(InputError, match="blocks has no blocks to keep"):
+        load(tmp_path / "blocks", quant="keep")
     with pytest.raises(WeightsError, match=r"int8/\S+ is quantised, and a sum would not be"):
         load(tmp_path / "wide")
 

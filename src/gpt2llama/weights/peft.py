@@ -215,14 +215,13 @@ def merged(opened: Opened, adapter: Adapter) -> Opened:
 
 def _untied(opened: Opened) -> Opened:
     """The same model, whose head is a second copy of its table where the file has but one."""
-    from .build import on_meta
+    import torch
 
-    untied = opened.config.replace(tie_embeddings=False)
-    state = on_meta(untied).state_dict()
+    untied, any_size = opened.config.replace(tie_embeddings=False), torch.empty(1, 1)
     (head,), (table,) = (
-        opened.to_file({name: state[name]}) for name in ("lm_head.weight", "embed_tokens.weight")
+        opened.to_file({name: any_size}) for name in ("lm_head.weight", "embed_tokens.weight")
     )
-    if head in opened.headers:
+    if head in opened.headers or table not in opened.headers:
         return replace(opened, config=untied, repeats=None)
     return replace(
         opened,
