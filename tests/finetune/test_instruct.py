@@ -14,6 +14,7 @@ import gpt2llama as g
 from gpt2llama.cli.main import main
 from gpt2llama.errors import ConfigError, DataError, InputError
 from gpt2llama.finetune.instruct import SHORT_TUNE, InstructConfig, instruct
+from gpt2llama.finetune.lora import LoraConfig
 from gpt2llama.generate.chat import Chat
 from gpt2llama.model.presets import preset
 from gpt2llama.tokenizer import train_bpe
@@ -58,29 +59,50 @@ def test_it_learns_to_answer(base: Path, tmp_path: Path) -> None:
         assert "".join(Chat(model, tokenizer).say(question)) == answer
 
 
-@pytest.mark.parametrize("neftune", [None, 5.0])
-def test_resumed_is_undisturbed(base: Path, neftune: float | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("neftune", "lora"), [(None, None), (5.0, None), (5.0, LoraConfig(rank=4, dropout=0.1))]
+)
+def test_resumed_is_undisturbed(
+    base: Path, neftune: float | None, lora: LoraConfig | None, tmp_path: Path
+) -> None:
     """To the bit: dropout's and the noise's random numbers, the order of rows, the best score."""
     train = TRAIN.replace(eval_every=4, checkpoint_every=5)
     how = ALL.replace(held_out=0.25, neftune=neftune)
     data: Any = [(base / "pairs.jsonl", 1.5)]
-    instruct(base / "model", data, tmp_path / "whole", train, how, steps=16)
+    settings: Any = {"steps": 16, "lora": lora}
+    instruct(base / "model", data, tmp_path / "whole", train, how, **settings)
 
     def stop(line: dict[str, Any], steps: int) -> None:
         if line["step"] == 7:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        instruct(base / "model", data, tmp_path / "run", train, how, steps=16, report=stop)
+        instruct(base / "model", data, tmp_path / "run", train, how, report=stop, **settings)
     other = how.replace(neftune=1.0)
     with pytest.raises(ConfigError, match="was begun with neftune"):
-        instruct(base / "model", data, tmp_path / "run", train, other, steps=16, resume=True)
-    instruct(base / "model", data, tmp_path / "run", train, how, steps=16, resume=True)
+        instruct(base / "model", data, tmp_path / "run", train, other, resume=True, **settings)
+    instruct(base / "model", data, tmp_path / "run", train, how, resume=True, **settings)
     assert figures(tmp_path / "run") == figures(tmp_path / "whole")
     assert "held_out_loss" in figures(tmp_path / "run")[-1]
     assert "bits_per_byte" not in figures(tmp_path / "run")[-1]  # answers alone have no bytes
     weights = [g.load(tmp_path / name)[0].state_dict() for name in ("run", "whole")]
     assert all(torch.equal(t, weights[1][name]) for name, t in weights[0].items())
+
+
+def test_an_adapters_run_loads_as_the_tuned_model(base: Path, tmp_path: Path) -> None:
+    """Only adapters are stored; loaded, it is the base with them merged."""
+    data: Any = [(base / "pairs.jsonl", 1.0)]
+    train = TRAIN.replace(lr=2e-2, batch_size=4)
+    lora = LoraConfig(rank=8, alpha=16)
+    instruct(base / "model", data, tmp_path / "run", train, ALL, steps=40, lora=lora)
+    names = {path.name for path in (tmp_path / "run" / "checkpoints" / "step-000040").iterdir()}
+    assert "adapter_model.safetensors" in names
+    assert "model.safetensors" not in names
+    model, before = g.load(tmp_path / "run")[0], g.load(base / "model")[0].state_dict()
+    changed = {n for n, t in model.state_dict().items() if not torch.equal(t, before[n])}
+    assert changed == {n for n in before if n.endswith("_proj.weight")}
+    losses = [line["loss"] for line in figures(tmp_path / "run")]
+    assert sum(losses[-8:]) < sum(losses[:8]) - 0.5  # a random base learns little by adapters
 
 
 def test_noise_is_for_training_alone(base: Path, tmp_path: Path) -> None:

@@ -24,6 +24,17 @@ def instruct(
         Path | None, typer.Option(help="Conversations that are only scored; else a share of data.")
     ] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 3.0,
+    lora: Annotated[
+        int | None, typer.Option("--lora", metavar="RANK", help="Adapters alone learn: their rank.")
+    ] = None,
+    lora_alpha: Annotated[
+        float | None,
+        typer.Option(help="They count alpha / rank times; twice the rank unless given."),
+    ] = None,
+    lora_dropout: Annotated[float, typer.Option(help="Of what they read.")] = 0.0,
+    lora_modules: Annotated[
+        str, typer.Option(help="Where: q_proj,v_proj …; all-linear is all but the head.")
+    ] = "all-linear",
     neftune: Annotated[
         float | None, typer.Option(help="Noise on the embeddings: alpha, such as 5.")
     ] = None,
@@ -42,6 +53,7 @@ def instruct(
     """
     from ..finetune.instruct import SHORT_TUNE, InstructConfig
     from ..finetune.instruct import instruct as tune
+    from ..finetune.lora import LoraConfig
     from ..train.config import set_fields
     from ..train.trainer import Interrupted
 
@@ -49,11 +61,16 @@ def instruct(
     steps = train.steps if any(s.partition("=")[0] == "steps" for s in settings or []) else None
     how = InstructConfig(epochs=epochs, neftune=neftune)
     files = [_weighted(text) for text in data]
+    adapters = None
+    if lora is not None:
+        alpha = 2 * lora if lora_alpha is None else lora_alpha
+        adapters = LoraConfig(rank=lora, alpha=alpha, dropout=lora_dropout, modules=lora_modules)
     try:
         with TrainingProgress() as shown:
             done = tune(
                 model, files, out, train, how,
-                held_out=held_out, steps=steps, resume=resume, say=tell, report=shown.update,
+                held_out=held_out, lora=adapters, steps=steps, resume=resume, say=tell,
+                report=shown.update,
             )  # fmt: skip
     except Interrupted as error:
         tell(f"{error}; go on with the same command and --resume: {shlex.quote(str(out))}")

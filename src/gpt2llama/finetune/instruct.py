@@ -17,9 +17,10 @@ from ..errors import CheckedFields, ConfigError, DataError, InputError, WeightsE
 from ..train.config import TrainConfig
 from ..train.run import pick_device
 from ..train.run_folder import RunFolder
-from ..train.trainer import HeldOut, Progress, Trainer
+from ..train.trainer import HeldOut, Progress, Store, Trainer
 from ..weights import load, open_model
 from .examples import Example, Message, read_conversations, to_examples
+from .lora import AdapterStore, LoraConfig, add_lora
 from .packing import PackedExamples, in_order, mixed, pack
 from .run import tune
 
@@ -111,10 +112,10 @@ def make_trainer(
     *,
     neftune: float | None = None,
     compiled: bool = False,
+    store: Store | None = None,
     report: Callable[[dict[str, Any]], None] = lambda line: None,
-    **adapted: Any,
 ) -> Trainer:
-    """A trainer of the answers' cross entropy; `adapted`: the Store of an adapter."""
+    """A trainer of the answers' cross entropy; store: what of the model a checkpoint holds."""
     seq_len = train.seq_len or model.config.max_seq_len
     if neftune is not None:
         model.embed_tokens.register_forward_hook(partial(_add_noise, neftune))
@@ -127,8 +128,8 @@ def make_trainer(
         tokenizer=tokenizer,
         held_out=scored if data.held_out else None,
         compiled=compiled,
+        store=store,
         report=report,
-        **adapted,
     )
 
 
@@ -148,6 +149,7 @@ def instruct(
     how: InstructConfig | None = None,
     *,
     held_out: str | Path | None = None,
+    lora: LoraConfig | None = None,
     steps: int | None = None,
     resume: bool = False,
     say: Callable[[str], None] = lambda text: None,
@@ -155,6 +157,7 @@ def instruct(
 ) -> Progress:
     """Tunes the model at `begin` on JSONL files, each with its weight, in the run folder `out`.
 
+    lora: only adapters learn, and the run's checkpoints are adapters; without it the whole model.
     steps: instead of how.epochs. report: a line of metrics.jsonl, and the steps in all. Raises
     what `load`, `read_conversations` and training raise; TokenizerError for a tokenizer without a
     chat template, ConfigError for other settings than a resumed run was begun with.
@@ -194,6 +197,10 @@ def instruct(
         "tune": how.to_dict(),
         "train": train.to_dict(),
     }
+    if lora is not None:
+        torch.manual_seed(train.seed)
+        add_lora(model, lora)
+        settings["lora"] = lora.to_dict()
 
     def make(folder: RunFolder) -> Trainer:
         return make_trainer(
@@ -204,6 +211,7 @@ def instruct(
             folder,
             neftune=how.neftune,
             report=lambda line: report(line, train.steps),
+            store=AdapterStore(begin, lora) if lora else None,
         )
 
     return tune(out, settings, make, resume)
