@@ -32,15 +32,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": {"machine", "model", "native", "quant", "tokenizer"},
     "data": {"tokenizer"},
     "train": {"machine", "model", "data", "tokenizer", "weights", "plan"},
+    "corpus": {"assets", "data", "tokenizer"},
+    "inference_speed": {"generate", "machine", "model", "native", "plan", "weights"},
     "finetune": {
         *("data", "generate", "machine", "model", "plan", "quant", "tokenizer", "train"),
         "weights",
     },
-    "corpus": {"assets", "data", "tokenizer"},
-    "inference_speed": {"generate", "machine", "model", "native", "plan", "weights"},
     "demo": {
-        *("corpus", "data", "generate", "machine", "model", "plan", "tokenizer", "train"),
-        "weights",
+        *("corpus", "data", "finetune", "generate", "machine", "model", "plan", "tokenizer"),
+        *("train", "weights"),
     },
     "evolve": {
         *("assets", "corpus", "data", "generate", "machine", "model", "plan", "quant"),

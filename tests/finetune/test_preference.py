@@ -370,7 +370,7 @@ def test_resumed_with_something_else(model: Path, data: Path, tmp_path: Path) ->
     run = preference_run(model, pairs)
     tune_preference(run, tmp_path / "run")
     other = preference_run(model, pairs, PreferenceConfig(beta=0.5, chat=False))
-    with pytest.raises(ConfigError, match=r"was begun with beta=None, not 0\.5"):
+    with pytest.raises(ConfigError, match=r"was begun with beta='none', not 0\.5"):
         tune_preference(other, tmp_path / "run", resume=True)
     write_lines(pairs, PAIRS[1:])
     with pytest.raises(ConfigError, match=r"pairs.jsonl is no longer what .* was begun with"):

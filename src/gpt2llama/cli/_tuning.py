@@ -72,8 +72,9 @@ class TuningProgress(TrainingProgress):
         self.held_out = held_out
 
     def update(self, line: dict[str, Any], steps: int) -> None:
-        if "loss" in line:
-            super().update(line, steps)
+        if "tokens_per_s" in line:  # not in line 0, the model as it was
+            ours = {k: v for k, v in line.items() if not k.startswith("held_out")}
+            super().update(ours, steps)
         self.last |= line
         if "held_out_loss" in line:
             log.print(f"step {line['step']:,}: held out {self.held_out(line)}")

@@ -22,7 +22,7 @@ from ..atomic import new_file
 from ..data.batches import IGNORED, Batch
 from ..errors import CheckedFields, ConfigError, DataError
 from ..train.config import TrainConfig
-from ..train.run import draw_curve, pick_device
+from ..train.run import pick_device
 from ..train.run_folder import RunFolder
 from ..train.step import computing_dtype
 from ..train.trainer import HeldOut, Progress, Trainer
@@ -37,7 +37,8 @@ from .answers import (
     shuffled,
     token_logprobs,
 )
-from .settings import Tuning, check_begun, digest, load_to_tune
+from .run import tune
+from .settings import Tuning, check_begun, digest, load_to_tune, measure_first
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -339,24 +340,17 @@ def tune_preference(
     pass. Raises what Trainer raises, ConfigError for a resumed run whose settings, model or pairs
     differ, DataError and FileError for the pairs.
     """
-    with RunFolder(out, resume) as folder:
-        written = folder.path / "config.toml"
-        if written.exists():
-            run.check_same(Tuning.read(written, PreferenceConfig), folder.path)
+    found: list[Pairs] = []
+
+    def make(folder: RunFolder) -> Trainer:
         model, tokenizer = load_to_tune(run.begin, run.train.seq_len)
         pairs = Pairs.read(run, tokenizer, run.train.seq_len or model.config.max_seq_len)
+        found.append(pairs)
         trainer = make_trainer(run, model, tokenizer, pairs, folder, report, watch)
-        del model  # the reference has said all it has to say
-        assert trainer.held_out is not None
-        assert trainer.held_out.measure is not None
-        if folder.latest() is None:
-            line = {"step": 0, **trainer.held_out.measure(trainer.step.compute)}
-            with folder.log(-1) as log:
-                log.write(line)
-            report(line)
-        progress = trainer.run()
-        draw_curve(folder)
-    return Tuned(progress, pairs)
+        measure_first(trainer)
+        return trainer
+
+    return Tuned(tune(out, run.to_dict(), make, resume), found[0])
 
 
 def make_trainer(

@@ -28,13 +28,14 @@ from ..errors import CheckedFields, ConfigError, DataError, FileError, TrainingE
 from ..generate import SamplingConfig, decode
 from ..generate.generation import Generation
 from ..train.config import TrainConfig
-from ..train.run import draw_curve, pick_device
+from ..train.run import pick_device
 from ..train.run_folder import RunFolder
 from ..train.step import NothingToLearn
 from ..train.trainer import HeldOut, Progress, Trainer, WholeModel
 from ..weights.files import read_json, read_tensors, write_json, write_tensors
 from .answers import Line, Writer, at, hold_out, padded, read_lines, shuffled, token_logprobs
-from .settings import Tuning, check_begun, digest, load_to_tune
+from .run import tune
+from .settings import Tuning, check_begun, digest, load_to_tune, measure_first
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -494,31 +495,25 @@ def tune_reward(
     answer, ConfigError for a resumed run whose settings differ, DataError and FileError for the
     prompts.
     """
-    reward = make_reward(run.method.reward)
-    with RunFolder(out, resume) as folder:
-        written = folder.path / "config.toml"
-        if written.exists():
-            run.check_same(Tuning.read(written, RewardConfig), folder.path)
+    reward, found = make_reward(run.method.reward), list[Tasks]()
+
+    def make(folder: RunFolder) -> Trainer:
         model, tokenizer = load_to_tune(run.begin, run.train.seq_len)
         tasks = Tasks.read(run, tokenizer, run.train.seq_len or model.config.max_seq_len)
+        found.append(tasks)
         lines = [task.line.values for task in tasks.train + tasks.held_out]
         check_begun(folder, digest(model, lines), f"{run.begin} or {run.data}")
         trainer = make_trainer(run, model, tokenizer, tasks, reward, folder, report)
-        folder.write_text(written.name, run.to_toml())
-        if folder.latest() is None:
-            line = {"step": 0, **trainer.batches.measure(tasks.held_out)}
-            with folder.log(-1) as log:
-                log.write(line)
-            report(line)
-        try:
-            progress = trainer.run()
-        except NothingToLearn:
-            raise TrainingError(
-                f"all answers to a prompt had the same reward {run.method.reward}, in every group; "
-                "begin with a model that is right now and then, or raise group_size"
-            ) from None
-        draw_curve(folder)
-    return Tuned(progress, tasks)
+        measure_first(trainer)
+        return trainer
+
+    try:
+        return Tuned(tune(out, run.to_dict(), make, resume), found[0])
+    except NothingToLearn:
+        raise TrainingError(
+            f"all answers to a prompt had the same reward {run.method.reward}, in every group; "
+            "begin with a model that is right now and then, or raise group_size"
+        ) from None
 
 
 def make_trainer(

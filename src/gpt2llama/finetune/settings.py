@@ -18,17 +18,15 @@ from ..errors import (
     did_you_mean,
     field_names,
 )
-from ..train.config import TrainConfig, _toml, _value, _with_none
+from ..train.config import TrainConfig, _value, _with_none, to_toml
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
     from ..train.run_folder import RunFolder
+    from ..train.trainer import Trainer
 
 M = TypeVar("M", bound=CheckedFields)
-
-# What a resumed run may change: nothing that its numbers so far depend on.
-_MAY_CHANGE = {"steps", "eval_every", "checkpoint_every", "patience"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +59,13 @@ class Tuning(Generic[M]):
         train = self.train.replace(**_with_none(TrainConfig, changes["train"]))
         return replace(self, method=method, train=train)
 
-    def to_toml(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
         named = {"begin": self.begin, "data": self.data}
         named |= {"held_out": self.held_out} if self.held_out else {}
-        lines = [f"{k} = {_toml(v)}" for k, v in named.items()]
-        for table, part in ((self.method.KIND, self.method), ("train", self.train)):
-            lines += ["", f"[{table}]"]
-            lines += [f"{k} = {_toml(v)}" for k, v in part.to_dict().items()]
-        return "\n".join(lines) + "\n"
+        return named | {self.method.KIND: self.method.to_dict(), "train": self.train.to_dict()}
+
+    def to_toml(self) -> str:
+        return to_toml(self.to_dict())
 
     @classmethod
     def read(cls, path: str | Path, kind: type[M]) -> Self:
@@ -92,21 +89,6 @@ class Tuning(Generic[M]):
             return cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-
-    def check_same(self, before: Tuning[M], folder: Path) -> None:
-        """Refuses to resume a run under settings that its numbers so far were not made with."""
-        old, new = (
-            {"begin": c.begin, "data": c.data, "held_out": c.held_out}
-            | c.method.to_dict()
-            | c.train.to_dict()
-            for c in (before, self)
-        )
-        for name in old:
-            if old[name] != new[name] and name not in _MAY_CHANGE:
-                raise ConfigError(
-                    f"{folder} was begun with {name}={old[name]!r}, not {new[name]!r}; resume it "
-                    "with the same settings or train in another --out"
-                )
 
 
 def digest(model: Transformer, *what: object) -> str:
@@ -132,6 +114,16 @@ def check_begun(folder: RunFolder, name: str, source: str) -> None:
             "another --out"
         )
     folder.write_text(path.name, name + "\n")
+
+
+def measure_first(trainer: Trainer) -> None:
+    """Line 0 of a new run's metrics.jsonl: the held-out figures of the model as it was."""
+    held_out, folder = trainer.held_out, trainer.folder
+    if folder.latest() is None and held_out is not None and held_out.measure is not None:
+        line = {"step": 0, **held_out.measure(trainer.step.compute)}
+        with folder.log(-1) as log:
+            log.write(line)
+        trainer.report(line)
 
 
 def load_to_tune(path: str, seq_len: int | None) -> tuple[Transformer, Tokenizer]:
