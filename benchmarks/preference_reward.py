@@ -35,7 +35,7 @@ from gpt2llama.train.run_folder import read_metrics
 
 SIZES = "vocab_size=264 max_seq_len=16 n_layers=2 d_model=64 d_ff=128 n_heads=4 n_kv_heads=4"
 PLAIN = "batch_size=64 lr=0.003 optimizer=muon eval_every=none checkpoint_every=none"
-GRPO = "group_size=8 max_new_tokens=4 kl=0.02 chat=false lr=1e-3 batch_size=16 warmup_steps=5"
+GRPO = "group_size=8 max_new_tokens=4 kl=0.01 chat=false lr=2e-4 batch_size=16 warmup_steps=10"
 DPO = "chat=false lr=1e-4 batch_size=16 warmup_steps=5"
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--numbers", type=int, default=20, help="below it; default: %(default)s")
-    parser.add_argument("--plain-steps", type=int, default=400, help="default: %(default)s")
+    parser.add_argument("--plain-steps", type=int, default=800, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=150, help="of tuning; default: %(default)s")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs")
     parser.add_argument("--out", type=Path, help="JSON with every seed's figures")
