@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import random
-import shlex
 import sys
 import tempfile
 import time
@@ -128,7 +127,8 @@ def main() -> None:
             found.append(one_seed(folder, seed, args.numbers, args.plain_steps, args.steps))
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     figures = {
-        "command": shlex.join(["python", "benchmarks/preference_reward.py", *sys.argv[1:]]),
+        "command": f"python benchmarks/preference_reward.py --seeds {args.seeds} --numbers "
+        f"{args.numbers} --plain-steps {args.plain_steps} --steps {args.steps}",
         "seconds": round(time.perf_counter() - begun, 1),
         "grpo_held_out_reward": summary([one["grpo"]["held_out_reward"] for one in found]),
         "grpo_held_out_greedy": summary([one["grpo"]["held_out_greedy"] for one in found]),
