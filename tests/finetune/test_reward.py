@@ -259,9 +259,9 @@ def test_the_reward_rises(model: Path, data: Path, tmp_path: Path) -> None:
 def test_resumed_is_as_undisturbed(updates: int, data: Path, tmp_path: Path) -> None:
     """Stopped between checkpoints and, with two updates, at one in the middle of the samples."""
     dropping = make_model(tmp_path, dropout=0.1)
-    run = reward_run(dropping, data, small_reward(updates=updates), accumulate=2)
+    run = reward_run(dropping, data, small_reward(updates=updates), accumulate=2, eval_every=3)
     tune_reward(run, tmp_path / "whole")
-    for step in (0, 2, 5):
+    for step in (0, 2, 5):  # the last goes on from step 3
 
         def fail(line: dict[str, Any], step: int = step) -> None:
             if line["step"] == step:
