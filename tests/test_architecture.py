@@ -35,8 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "corpus": {"assets", "data", "tokenizer"},
     "inference_speed": {"generate", "machine", "model", "native", "plan", "weights"},
     "finetune": {
-        *("data", "generate", "machine", "model", "plan", "quant", "tokenizer", "train"),
-        "weights",
+        *("assets", "data", "generate", "machine", "model", "plan", "quant", "tokenizer"),
+        *("train", "weights"),
     },
     "demo": {
         *("corpus", "data", "finetune", "generate", "machine", "model", "plan", "tokenizer"),

@@ -26,6 +26,7 @@ COMMANDS = {
     "eval": "Bits per byte and perplexity of a text.",
     "generate": "Continue a text.",
     "chat": "Talk to a model.",
+    "classify": "Label a text.",
     "convert": "Write a model in another format: Hugging Face, GGUF or ours.",
     "quantize": "Write a model with its weights in 8 or 4 bits.",
     "inspect": "What a model is, from its headers alone; or how two differ.",

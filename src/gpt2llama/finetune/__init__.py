@@ -5,5 +5,9 @@ examples.py    conversations in the usual JSONL shapes → token ids, and which 
 packing.py     examples side by side in rows, none of which sees another
 instruct.py    a run: conversations in, a model that answers out
 assistant.py   the data set of the small assistant, and how well it is answered
+labelled.py    texts and labels, without copies, and split so that the held-out ones are news
+classify.py    a run: labelled texts in, a scored classifier out
+classifier.py  the head on the last real token; from and to disk
+scores.py      accuracy, precision, recall, calibration
 run.py         what every stage's run is
 """

@@ -105,6 +105,11 @@ def _base_of(adapter: peft.Adapter) -> Path:
 
 
 def _open_whole(place: Path, ignore_keys: Collection[str], rope_factor: float | None) -> Opened:
+    if (place / "classifier.json").is_file():
+        raise WeightsError(
+            f"{place} is a classifier and no language model: its head scores labels; use it with "
+            "gpt2llama classify"
+        )
     if not (place / "config.json").exists():
         if (place / "params.json").is_file():
             from . import meta
