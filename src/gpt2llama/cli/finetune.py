@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import _finetune_instruct
+from . import _finetune_classify, _finetune_instruct
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -14,4 +14,5 @@ def finetune() -> None:
     """Make an assistant of a model that continues text."""
 
 
+app.command("classify")(_finetune_classify.classify)
 app.command("instruct")(_finetune_instruct.instruct)

@@ -22,7 +22,7 @@ COMMANDS = {
     "tokenizer": "Train, try and show tokenizers.",
     "data": "Turn text into token shards.",
     "train": "Train a model from scratch, or resume.",
-    "finetune": "Make an assistant of a model: instruct.",
+    "finetune": "Make a classifier or an assistant of a model: classify, instruct.",
     "eval": "Bits per byte and perplexity of a text.",
     "generate": "Continue a text.",
     "chat": "Talk to a model.",

@@ -29,7 +29,7 @@ HELD_WORDINGS, HELD_UNKNOWN = 0.1, 0.25
 ENGLISH = 3  # each third fact is asked in English, too
 TEMPLATED = 24  # wordings of a fact by template, in Chinese; in English a quarter
 SUMS, HELD_SUMS = 1600, 200
-WHOLE, BEGIN, UNKNOWN_TIMES = 0.15, 4, 6  # see to_learn; BEGIN in tokens
+WHOLE, BEGIN, TIMES = 0.35, 6, {"unknown": 4, "sum": 2}  # see to_learn; BEGIN in tokens
 MAX_ANSWER = 64  # tokens; the longest has 50
 SEED = 2024  # of the split: other questions would be held out with another
 _SUM_ZH = (
@@ -87,14 +87,14 @@ def assistant() -> Assistant:
 
 def to_learn(tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Example]:
     """An epoch. A few wordings teach a whole answer; most only how it begins, which is all that a
-    wording decides, and cost half as many tokens. What it does not know comes several times."""
+    wording decides, and cost half as many tokens. Refusals and sums come several times."""
     rng, examples = random.Random(SEED), list[Example]()
     for question in questions:
         example = to_example(tokenizer, question.messages)
         if question.kind in ("fact", "talk") and rng.random() > WHOLE:
             end = example.learned.index(True) + BEGIN
             example = Example(example.ids[:end], example.learned[:end])
-        examples += [example] * (UNKNOWN_TIMES if question.kind == "unknown" else 1)
+        examples += [example] * TIMES.get(question.kind, 1)
     return examples
 
 
