@@ -32,6 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": {"machine", "model", "native", "quant", "tokenizer"},
     "data": {"tokenizer"},
     "train": {"machine", "model", "data", "tokenizer", "weights", "plan"},
+    "evaluate": {"generate", "model", "tokenizer"},
+    "finetune": {"data", "generate", "model", "tokenizer", "train", "weights"},
     "corpus": {"assets", "data", "tokenizer"},
     "inference_speed": {"generate", "machine", "model", "native", "plan", "weights"},
     "demo": {

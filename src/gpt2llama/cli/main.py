@@ -22,7 +22,7 @@ COMMANDS = {
     "tokenizer": "Train, try and show tokenizers.",
     "data": "Turn text into token shards.",
     "train": "Train a model from scratch, or resume.",
-    "eval": "Bits per byte and perplexity of a text.",
+    "eval": "Bits per byte of a text, or answers to tasks, scored and judged.",
     "generate": "Continue a text.",
     "chat": "Talk to a model.",
     "convert": "Write a model in another format: Hugging Face, GGUF or ours.",

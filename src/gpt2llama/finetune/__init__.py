@@ -1,0 +1,1 @@
+"""From a text continuer to an assistant, on the one trainer."""
