@@ -15,7 +15,8 @@ from gpt2llama.tokenizer import BPETokenizer, train_bpe
 TEXT = "注意力让每个词元看到它前面的词元。a model reads and writes tokens. " * 9
 
 
-def toy(seed: int = 3, **changes: Any) -> tuple[Transformer, BPETokenizer]:
+def toy(seed: int = 3, ends: float = 2.0, **changes: Any) -> tuple[Transformer, BPETokenizer]:
+    """ends: makes it end its answers often, or seldom."""
     tokenizer = train_bpe([TEXT], 300)
     sizes: dict[str, Any] = {"n_layers": 2, "n_heads": 2, "d_model": 16, "d_ff": 24}
     cfg = g.ModelConfig(
@@ -30,7 +31,7 @@ def toy(seed: int = 3, **changes: Any) -> tuple[Transformer, BPETokenizer]:
             if "q_proj" in name:  # attention that tells places apart
                 p *= 6
         for stop in tokenizer.stop_ids:
-            model.lm_head.weight[stop] *= 2  # often the likeliest
+            model.lm_head.weight[stop] *= ends
     return model.eval(), tokenizer
 
 

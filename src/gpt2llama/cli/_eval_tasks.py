@@ -69,12 +69,12 @@ def is_local(tasks: str) -> bool:
     return Path(tasks).suffix == ".jsonl"
 
 
-def run_lm_eval(load: Loader, path: str, tasks: str, how: How) -> None:
+def run_lm_eval(load: Loader, path: str, tasks: str, how: How, watch: Watch) -> None:
     from ..evaluate.lm_eval import run  # before the model: the extra may be missing
 
     model, tokenizer = load(path)
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    figures = run(model, tokenizer, names, limit=how.limit, batch_size=how.batch_size)
+    figures = run(model, tokenizer, names, limit=how.limit, batch_size=how.batch_size, watch=watch)
     if how.json:
         print_json({"model": path, "limit": how.limit, "results": figures})
         return

@@ -6,7 +6,6 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -100,7 +99,7 @@ def distill(
         )
     given = {"temperature": temperature, "alpha": alpha, "top_k": top_k}
     changes = {name: value for name, value in given.items() if value is not None}
-    run = replace(run.set(settings or []), distill=run.distill.replace(**changes))
+    run = run.changed(settings or [], changes)
     try:
         with TrainingProgress() as shown, _counter("the teacher reads", "windows") as watch:
             total = run.train.steps

@@ -143,7 +143,7 @@ def evaluate(
         if is_local(tasks):
             run_local(load, path, tasks, how, _shown)
         else:
-            run_lm_eval(load, path, tasks, how)
+            run_lm_eval(load, path, tasks, how, _shown)
         return
     if (rope_scaling is None) != (factor is None):
         raise typer.BadParameter("--rope-scaling and --factor belong together")

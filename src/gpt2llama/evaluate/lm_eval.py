@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, InputError, MissingExtraError, did_you_mean
+from ..errors import (
+    DataError,
+    FileError,
+    Gpt2LlamaError,
+    InputError,
+    MissingExtraError,
+    did_you_mean,
+)
 from ..generate.batch import complete_all
 from ..generate.sampling import SamplingConfig
-from .scoring import encode_pair, score_continuations
+from .scoring import Pair, encode_pair, score_continuations
 
 try:
     from lm_eval import utils
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
     from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
 
+Watch = Callable[[Iterable[Any], int], Iterable[Any]]
 _MAX_NEW_TOKENS = 256  # lm-eval's, where a task says nothing
 
 
@@ -32,11 +41,20 @@ class TransformerLM(LM):  # type: ignore[misc]  # lm-eval is no dependency: Any 
     BOS, or else EOS. What is too long for the model's context loses its beginning.
     """
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, batch_size: int = 16) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        batch_size: int = 16,
+        watch: Watch = lambda batches, count: batches,
+    ) -> None:
+        """watch: sees the batches as they are taken, and how many there are."""
         super().__init__()
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
-        self.start = [tokenizer.bos_id] if tokenizer.adds_bos else []
-        prefix = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        self.watch = watch
+        bos = tokenizer.bos_id
+        self.start = [bos] if tokenizer.adds_bos and bos is not None else []
+        prefix = tokenizer.eos_id if bos is None else bos
         if prefix is None:
             raise InputError("lm-eval needs a tokenizer with a BOS or EOS, and this one has none")
         self.prefix = prefix
@@ -45,18 +63,20 @@ class TransformerLM(LM):  # type: ignore[misc]  # lm-eval is no dependency: Any 
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
         """(log-probability, whether greedy decoding says it) of each (context, continuation)."""
-        pairs = []
+        pairs: list[Pair] = []
         for context, continuation in (request.args for request in requests):
             first, rest = encode_pair(self.tokenizer, context, continuation)
             pairs.append(([*self.start, *first] or [self.prefix], rest))
-        scores = score_continuations(self.model, pairs)
+        scores = score_continuations(self.model, pairs, watch=self.watch)
         return [(score.logprob, score.greedy) for score in scores]
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Of each whole text, in lm-eval's windows: every token once, the last window full."""
-        pairs, owners = [], []
+        """Of each whole text, in lm-eval's windows: every token once, the last window full. BOS is
+        only given (lm-eval's class for transformers also scores it after itself)."""
+        pairs: list[Pair] = []
+        owners: list[int] = []
         for i, (text,) in enumerate(request.args for request in requests):
             windows = utils.get_rolling_token_windows(
                 token_list=self.tokenizer.encode(text),
@@ -67,7 +87,8 @@ class TransformerLM(LM):  # type: ignore[misc]  # lm-eval is no dependency: Any 
             pairs += [utils.make_disjoint_window(window) for window in windows]
             owners += [i] * (len(pairs) - len(owners))
         totals = [0.0] * len(requests)
-        for i, score in zip(owners, score_continuations(self.model, pairs), strict=True):
+        scores = score_continuations(self.model, pairs, watch=self.watch)
+        for i, score in zip(owners, scores, strict=True):
             totals[i] += score.logprob
         return totals
 
@@ -92,7 +113,7 @@ class TransformerLM(LM):  # type: ignore[misc]  # lm-eval is no dependency: Any 
                 ]
                 for i in numbers
             ]
-            for batch in complete_all(
+            batches = complete_all(
                 self.model,
                 self.tokenizer,
                 prompts,
@@ -100,15 +121,15 @@ class TransformerLM(LM):  # type: ignore[misc]  # lm-eval is no dependency: Any 
                 stop=[until] if isinstance(until, str) else [text for text in until if text],
                 batch_size=self.batch_size,
                 sampling=_sampling(how),
-            ):
+            )
+            for batch in self.watch(batches, -(-len(prompts) // self.batch_size)):
                 for number, row in batch:
                     texts[numbers[number]] = row.text
         return texts
 
-    def apply_chat_template(
-        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-    ) -> str:
-        raise NotImplementedError("lm-eval's chats are not supported; --tasks FILE.jsonl has them")
+    @property
+    def tokenizer_name(self) -> str:
+        return self.tokenizer.fingerprint
 
 
 def _sampling(how: dict[str, Any]) -> SamplingConfig:
@@ -126,6 +147,7 @@ def run(
     *,
     limit: int | None = None,
     batch_size: int = 16,
+    watch: Watch = lambda batches, count: batches,
 ) -> dict[str, dict[str, Any]]:
     """Of each task its metrics, as lm-eval names them, with their `_stderr`.
 
@@ -137,19 +159,16 @@ def run(
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    manager = TaskManager()
-    tasks: list[Any] = []
-    for name in names:
-        if Path(name).suffix == ".yaml":
-            tasks.append(_from_file(Path(name)))
-            continue
+    files = [Path(name) for name in names if name.endswith(".yaml")]
+    tasks = [_task_in(Path(name)) if name.endswith(".yaml") else name for name in names]
+    manager = TaskManager(include_path=sorted({str(file.parent.resolve()) for file in files}))
+    for name in tasks:
         if name not in manager.all_tasks:
             near = did_you_mean(name, manager.all_tasks)
             raise InputError(f"lm-eval has no task {name!r}{near}; a local one ends in .jsonl")
-        tasks.append(name)
     try:
         found = simple_evaluate(
-            model=TransformerLM(model, tokenizer, batch_size),
+            model=TransformerLM(model, tokenizer, batch_size, watch),
             tasks=tasks,
             limit=limit,
             task_manager=manager,
@@ -157,7 +176,7 @@ def run(
             bootstrap_iters=1000,
         )
     except (OSError, ConnectionError) as error:
-        if isinstance(error, (DataError, InputError)):
+        if isinstance(error, Gpt2LlamaError):
             raise
         said = " ".join(str(error).split())[:300]
         raise DataError(f"the data of {', '.join(names)} cannot be had here: {said}") from error
@@ -172,8 +191,12 @@ def run(
     }
 
 
-def _from_file(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise InputError(f"there is no task file {path}")
-    config: dict[str, Any] = utils.load_yaml_config(str(path))
-    return config
+def _task_in(path: Path) -> str:
+    """The name that one of lm-eval's task files gives to its task."""
+    try:
+        found = re.search(r"^task:\s*(\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read {path}: {error}") from error
+    if found is None:
+        raise DataError(f"{path} is no task of lm-eval's: it has no line 'task: NAME'")
+    return found[1].strip("'\"")

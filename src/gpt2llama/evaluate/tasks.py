@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 MAX_LINE = 1 << 20  # characters
-PHRASES = (
+PHRASES: tuple[str, ...] = (
     "我不知道", "不知道。", "不知道，", "不知道答案", "我也不知道", "我不清楚", "我不了解",
     "没有学过", "没学过", "我的范围", "我无法回答", "我不会回答", "回答不了", "答不上来",
     "i do not know", "i don't know", "don't know that", "do not know the", "i am not sure",

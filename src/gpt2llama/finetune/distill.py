@@ -71,6 +71,12 @@ class DistillRun(RunConfig):
         lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in values.items()]
         return super().to_toml() + "\n[distill]\n" + "".join(lines)
 
+    def changed(self, pairs: list[str], distill: dict[str, Any]) -> DistillRun:
+        """With `key=value` strings as `set` takes them, and these fields of [distill]."""
+        run = self.set(pairs)
+        assert isinstance(run, DistillRun)
+        return replace(run, distill=self.distill.replace(**distill))
+
     @classmethod
     def read(cls, path: str | Path) -> DistillRun:
         """Raises what RunConfig.read does, and ConfigError for a run that is no distillation."""
