@@ -146,9 +146,12 @@ def test_nobody_there(server: Server) -> None:
     # Port 9 of this machine discards, or refuses at once.
     with pytest.raises(JudgeError, match=r"not answer in 2 tries \(.+\); is it running"):
         Judge("http://127.0.0.1:9/v1", "m", tries=2, wait=0.001, timeout=0.5).ask("x")
-    for url in ("file:///etc/passwd", "127.0.0.1/v1", "http://"):
+    for url in ("file:///etc/passwd", "127.0.0.1/v1", "http://", "http://["):
         with pytest.raises(InputError, match="must be http"):
             Judge(url, "m")
+    for key in ("a\nb", "钥匙"):
+        with pytest.raises(InputError, match="plain ASCII in one line"):
+            Judge("http://127.0.0.1/v1", "m", key)
 
 
 def test_a_slow_one_times_out(server: Server) -> None:

@@ -350,6 +350,7 @@ def test_the_command(
     assert re.search(r'"step": 6, "tokens": 192', said.stdout)
     run = DistillRun.read(out / "config.toml")
     assert (run.distill.alpha, run.distill.top_k, run.distill.temperature) == (0.9, 8, 2.0)
+    assert run.distill.teacher == str(teacher / "checkpoints" / "step-000008")
     assert g.load(out)[1] is not None
     with pytest.raises(ConfigError, match="has no field 'distill'"):  # `train` will not go on
         RunConfig.read(out / "config.toml")

@@ -95,7 +95,7 @@ def distill(
             train=TrainConfig(),
             data=str(data.resolve()),
             begin=begin,
-            distill=DistillConfig(teacher=_place(teacher)),
+            distill=DistillConfig(teacher=_checkpoint(teacher)),
         )
     given = {"temperature": temperature, "alpha": alpha, "top_k": top_k}
     changes = {name: value for name, value in given.items() if value is not None}
@@ -150,6 +150,15 @@ def _answers(
 def _place(name: str) -> str:
     """Absolute, if it is a path: a run may be resumed from elsewhere."""
     return str(Path(name).resolve()) if Path(name).exists() else name
+
+
+def _checkpoint(name: str) -> str:
+    """Of a run its latest one now: a resumed distillation must not meet a later one."""
+    from ..weights import open_model
+
+    if (Path(name) / "latest").is_file():
+        return str(Path(open_model(name).where).parent.resolve())
+    return _place(name)
 
 
 class _Counter:

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -93,9 +94,10 @@ class Judge:
         tries: int = 5,
         wait: float = 1.0,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_http(url):
             raise InputError(f"the judge's URL must be http(s)://HOST/v1 (got {url!r})")
+        if key and not (key.isascii() and key.isprintable()):
+            raise InputError("the judge's key must be plain ASCII in one line; look at it again")
         bare = url.rstrip("/")
         self.url = bare if bare.endswith("/chat/completions") else f"{bare}/chat/completions"
         self.model, self._key = model, key
@@ -121,9 +123,7 @@ class Judge:
                 with self._opener.open(request, timeout=self.timeout) as response:
                     return _content(self.url, response.read(LONGEST + 1))
             except urllib.error.HTTPError as error:
-                with error:
-                    text = error.read(300).decode("utf-8", "replace").strip()
-                why = f"HTTP {error.code} {error.reason}: {' '.join(text.split())}".rstrip(": ")
+                why = f"HTTP {error.code} {error.reason}: {_beginning(error)}".rstrip(": ")
                 if error.code not in TRY_AGAIN:
                     raise JudgeError(f"the judge {self.url} refused: {why}") from None
                 said = _seconds(error.headers.get("Retry-After"))
@@ -239,6 +239,21 @@ def _mapped(ask: Callable[[Exchange], Any], exchanges: Sequence[Exchange]) -> It
 
 def _reference(exchange: Exchange) -> str:
     return f"a right answer ===\n{exchange.reference}\n=== " if exchange.reference else ""
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return False
+
+
+def _beginning(error: urllib.error.HTTPError) -> str:
+    """Of what the server says, in one line; nothing if that cannot be read."""
+    with error, suppress(OSError, http.client.HTTPException):
+        return " ".join(error.read(300).decode("utf-8", "replace").split())
+    return ""
 
 
 def _seconds(text: str | None) -> float:

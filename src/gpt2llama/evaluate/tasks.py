@@ -211,7 +211,7 @@ def _question(place: str, number: int, values: dict[str, Any]) -> Question:
         choices=choices,
         label=label if isinstance(label, int) else 0,
         unknown=unknown,
-        id=str(values.get("id", messages[-1]["content"])),
+        id=str(values.get("id", json.dumps(messages))),
     )
 
 
