@@ -344,6 +344,8 @@ def test_refusals(run: Any, model: Path, tmp_path: Path) -> None:
     run("eval", model, "--tasks", tasks, "--against", model, code=2)
     run("eval", model, "--tasks", "hellaswag", "--golden", tasks, code=2)
     assert "exists already" in run("eval", model, "--tasks", tasks, "--out", tasks, code=1)[1]
+    golden = ("--golden", tmp_path / "none")
+    assert "with --write-golden" in run("eval", model, "--tasks", tasks, *golden, code=1)[1]
     said = run("eval", model, "--tasks", tmp_path / "no.jsonl", code=1)[1]
     assert said.count("\n") == 1
     assert "cannot read" in said

@@ -63,6 +63,8 @@ class How:
             raise typer.BadParameter("--out, --golden and --judge are for --tasks FILE.jsonl")
         if self.out is not None and self.out.exists():
             raise FileError(f"{self.out} exists already; name another --out or delete it")
+        if self.golden is not None and not self.write_golden and not self.golden.is_file():
+            raise FileError(f"there is no {self.golden} yet; make it with --write-golden")
 
 
 def is_local(tasks: str) -> bool:
