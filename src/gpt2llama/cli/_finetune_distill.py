@@ -119,7 +119,7 @@ def distill(
 def _answers(
     teacher: str, prompts: Path, out: Path, count: int, batch_size: int, resume: bool, json: bool
 ) -> None:
-    from ..finetune.answers import read_prompts, write_answers
+    from ..finetune.teacher_answers import read_prompts, write_answers
     from ._model import load_with_tokenizer
 
     questions = read_prompts(prompts)

@@ -106,8 +106,8 @@ class TaughtBatches:
                 f"{seq_len + 1:,}; give more text or a smaller seq_len"
             )
         self.id_type = torch.uint16 if vocab_size <= 1 << 16 else torch.int32
-        self.window_bytes = seq_len * (k * (self.id_type.itemsize + 4) + 4)
-        self.per_shard = max(1, SHARD_BYTES // self.window_bytes)
+        window_bytes = seq_len * (self.k * (self.id_type.itemsize + 4) + 4)
+        self.per_shard = max(1, SHARD_BYTES // window_bytes)
         self._epoch, self._order = -1, np.empty(0, np.int64)
         first = self._window_order(0)
         self._place = np.empty_like(first)  # of each window in the shards: the first epoch's order
@@ -153,11 +153,8 @@ class TaughtBatches:
             partial.unlink()
         from safetensors.torch import save
 
-        model, order, count = (
-            teacher(),
-            self._window_order(0),
-            min(self.windows, shards * self.per_shard),
-        )
+        model, order = teacher(), self._window_order(0)
+        count = min(self.windows, shards * self.per_shard)
         for shard in missing:
             begin = shard * self.per_shard
             windows, parts = order[begin : begin + self.per_shard].tolist(), list[TopK]()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import gpt2llama as g
 from gpt2llama.cli._finetune_distill import distill as command
 from gpt2llama.errors import DataError, FileError, InputError
-from gpt2llama.finetune.answers import read_prompts, write_answers
+from gpt2llama.finetune.teacher_answers import read_prompts, write_answers
 from gpt2llama.model.transformer import Transformer
 from gpt2llama.tokenizer import BPETokenizer
 
