@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": {"machine", "model", "native", "quant", "tokenizer"},
     "data": {"tokenizer"},
     "train": {"machine", "model", "data", "tokenizer", "weights", "plan"},
+    "evaluate": {"generate", "model", "tokenizer"},
     "corpus": {"assets", "data", "tokenizer"},
     "inference_speed": {"generate", "machine", "model", "native", "plan", "weights"},
     "finetune": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import _finetune_classify, _finetune_instruct
+from . import _finetune_classify, _finetune_distill, _finetune_instruct
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -16,3 +16,4 @@ def finetune() -> None:
 
 app.command("classify")(_finetune_classify.classify)
 app.command("instruct")(_finetune_instruct.instruct)
+app.command("distill")(_finetune_distill.distill)

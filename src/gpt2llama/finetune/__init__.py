@@ -1,13 +1,16 @@
 """From a text continuer to an assistant, on the one trainer.
 
-lora.py        beside frozen matrices, thin ones that alone learn
-examples.py    conversations in the usual JSONL shapes → token ids, and which of them are learned
-packing.py     examples side by side in rows, none of which sees another
-instruct.py    a run: conversations in, a model that answers out
-assistant.py   the data set of the small assistant, and how well it is answered
-labelled.py    texts and labels, without copies, and split so that the held-out ones are news
-classify.py    a run: labelled texts in, a scored classifier out
-classifier.py  the head on the last real token; from and to disk
-scores.py      accuracy, precision, recall, calibration
-run.py         what every stage's run is
+lora.py             beside frozen matrices, thin ones that alone learn
+examples.py         conversations in the usual JSONL shapes → token ids, and which are learned
+packing.py          examples side by side in rows, none of which sees another
+instruct.py         a run: conversations in, a model that answers out
+assistant.py        the data set of the small assistant, and how well it is answered
+labelled.py         texts and labels, without copies, and split so that the held-out ones are news
+classify.py         a run: labelled texts in, a scored classifier out
+classifier.py       the head on the last real token; from and to disk
+scores.py           accuracy, precision, recall, calibration
+distill.py          a run: a student learns from a teacher's distributions
+top_k.py            the teacher's likeliest tokens, stored once
+teacher_answers.py  a teacher's answers to prompts, as conversations to learn from
+run.py              what every stage's run is
 """
