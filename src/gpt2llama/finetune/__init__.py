@@ -9,8 +9,11 @@ labelled.py         texts and labels, without copies, and split so that the held
 classify.py         a run: labelled texts in, a scored classifier out
 classifier.py       the head on the last real token; from and to disk
 scores.py           accuracy, precision, recall, calibration
+preference.py       a run: of two answers the better one (DPO, IPO, SimPO)
+reward.py           a run: of several answers those with the higher reward (GRPO)
+answers.py          prompts, answers and their log-probabilities, for both
 distill.py          a run: a student learns from a teacher's distributions
 top_k.py            the teacher's likeliest tokens, stored once
 teacher_answers.py  a teacher's answers to prompts, as conversations to learn from
-run.py              what every stage's run is
+settings.py, run.py what every stage's run is
 """

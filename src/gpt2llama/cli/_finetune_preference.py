@@ -1,0 +1,64 @@
+"""`gpt2llama finetune preference PATH --data PAIRS.jsonl --out RUN`."""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ._print import Json, print_json, tell
+from ._tuning import Begin, HeldOut, Out, Resume, Settings, TuningProgress, run_of, watched
+
+
+def preference(
+    out: Out,
+    path: Begin = None,
+    data: Annotated[
+        Path | None, typer.Option(help="JSONL: prompt (text or messages), chosen, rejected.")
+    ] = None,
+    held_out: HeldOut = None,
+    loss: Annotated[str | None, typer.Option(help="dpo, dpo-norm, ipo, ipo-norm or simpo.")] = None,
+    settings: Settings = None,
+    resume: Resume = False,
+    json: Json = False,
+) -> None:
+    """Teach a model which of two answers is preferred.
+
+    Fields for --set: beta, label_smoothing, margin (simpo), chat (false: a prompt is text to
+    continue), and those of `train` but the model's. The log-probabilities of the model as it was
+    are computed once and kept in the run's folder.
+    """
+    from ..finetune.preference import DEFAULTS, PreferenceConfig, tune_preference
+
+    named = [] if loss is None else [f"loss={loss}"]
+    pairs = [*named, *(settings or [])]
+    run = run_of(PreferenceConfig, DEFAULTS, path, out, data, held_out, pairs, resume)
+    try:
+        with TuningProgress(_words) as shown:
+            report = partial(shown.update, steps=run.train.steps)
+            done = tune_preference(run, out, resume=resume, report=report, watch=watched)
+    except KeyboardInterrupt as error:
+        said, place = str(error) or "stopped", shlex.quote(str(out))
+        tell(f"{said}; go on with: gpt2llama finetune preference --out {place} --resume")
+        raise typer.Exit(130) from None
+    now, skipped = done.progress, done.pairs.skipped
+    if json:
+        result = {"run": str(out), "step": now.step, "skipped_pairs": skipped}
+        result |= {"pairs": len(done.pairs.train), "held_out_pairs": len(done.pairs.held_out)}
+        print_json(result | shown.last)
+        return
+    long = f"; {skipped} longer than the context were skipped" if skipped else ""
+    tell(
+        f"{now.step} steps on {len(done.pairs.train)} pairs ({len(done.pairs.held_out)} held out"
+        f"{long}) in {now.seconds:.0f} s: {out}"
+    )
+
+
+def _words(line: dict[str, Any]) -> str:
+    return (
+        f"margin {line['held_out_margin']:.3f}, accuracy {line['held_out_accuracy']:.1%}, chosen "
+        f"{line['held_out_chosen']:.2f}, rejected {line['held_out_rejected']:.2f} nats"
+    )

@@ -1,0 +1,90 @@
+"""`gpt2llama finetune reward PATH --data PROMPTS.jsonl --out RUN --reward arithmetic`."""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from ._print import Json, print_json, tell
+from ._tuning import Begin, HeldOut, Out, Resume, Settings, TuningProgress, run_of
+
+
+def reward(
+    out: Out,
+    path: Begin = None,
+    data: Annotated[
+        Path | None, typer.Option(help="JSONL: prompt (text or messages), and what is right.")
+    ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(help="arithmetic, format:REGEX, or file.py:function, which is run."),
+    ] = None,
+    held_out: HeldOut = None,
+    settings: Settings = None,
+    resume: Resume = False,
+    json: Json = False,
+) -> None:
+    """Teach a model by rewards that can be checked (GRPO).
+
+    arithmetic: 1 if the last number of the answer is the line's "answer". format: 1 if the
+    expression is found in it. A function takes the answer and the line, and returns a number.
+    Fields for --set: variant (grpo, dr-grpo), group_size, max_new_tokens, temperature,
+    clip_ratio, kl, updates, chat (false: a prompt is text to continue), and those of `train` but
+    the model's.
+    """
+    from ..finetune.reward import DEFAULTS, RewardConfig, is_function, tune_reward
+
+    named = []
+    if reward is not None:
+        if is_function(reward):  # another folder may be the current one when it is resumed
+            file, _, function = reward.rpartition(":")
+            reward = f"{Path(file).resolve()}:{function}"
+        named = [f"reward={_quoted(reward)}"]
+    pairs = [*(settings or []), *named]
+    run = run_of(RewardConfig, DEFAULTS, path, out, data, held_out, pairs, resume)
+    if is_function(run.method.reward) and reward is None:  # a config.toml alone runs no code
+        raise ConfigError(
+            f"the reward is code, {run.method.reward}; name it again to run it: --reward "
+            f"{shlex.quote(run.method.reward)}"
+        )
+    try:
+        with TuningProgress(_words) as shown:
+            report = partial(shown.update, steps=run.train.steps)
+            done = tune_reward(run, out, resume=resume, report=report)
+    except KeyboardInterrupt as error:
+        again = f" --reward {shlex.quote(run.method.reward)}" * is_function(run.method.reward)
+        said, place = str(error) or "stopped", shlex.quote(str(out))
+        tell(f"{said}; go on with: gpt2llama finetune reward --out {place} --resume{again}")
+        raise typer.Exit(130) from None
+    from ..train.run_folder import read_metrics
+
+    lines, now, skipped = read_metrics(out), done.progress, done.tasks.skipped
+    groups = run.train.batch_size * run.train.accumulate * now.step
+    equal = int(sum(line.get("equal_groups", 0) for line in lines))
+    start = lines[0]["held_out_reward"]
+    result: dict[str, Any] = {"run": str(out), "step": now.step, "skipped_prompts": skipped}
+    result |= {"groups": groups, "all_equal_groups": equal, "start_reward": start}
+    if json:
+        print_json(result | shown.last)
+        return
+    long = f"; {skipped} prompts longer than the context were skipped" if skipped else ""
+    tell(
+        f"{now.step} steps in {now.seconds:.0f} s, {equal} of {groups} groups with equal rewards"
+        f"{long}: {out}"
+    )
+
+
+def _words(line: dict[str, Any]) -> str:
+    return f"reward {line['held_out_reward']:.3f}, greedy {line['held_out_greedy']:.3f}"
+
+
+def _quoted(text: str) -> str:
+    """As a TOML string, so that --set takes it whole."""
+    import json
+
+    return json.dumps(text, ensure_ascii=False)

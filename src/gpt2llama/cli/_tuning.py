@@ -1,0 +1,96 @@
+"""What the commands of fine-tuning share: a run from options or from its folder, and its lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from ..errors import CheckedFields, ConfigError
+from ._print import log
+from ._progress import TrainingProgress
+
+if TYPE_CHECKING:
+    from ..finetune.settings import Tuning
+    from ..train.config import TrainConfig
+
+M = TypeVar("M", bound=CheckedFields)
+T = TypeVar("T")
+
+Begin = Annotated[
+    str | None, typer.Argument(help="The model to tune: folder, run, asset or hub id.")
+]
+Out = Annotated[Path, typer.Option(help="The run's folder.")]
+HeldOut = Annotated[
+    Path | None, typer.Option(help="Only scored; without it a tenth of the prompts of --data.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field.")
+]
+Resume = Annotated[bool, typer.Option(help="Go on from the last checkpoint.")]
+
+
+def run_of(
+    kind: type[M],
+    train: TrainConfig,
+    path: str | None,
+    out: Path,
+    data: Path | None,
+    held_out: Path | None,
+    settings: list[str],
+    resume: bool,
+) -> Tuning[M]:
+    """By the options; what they leave open is as in the folder that is resumed, or `train`."""
+    from ..finetune.settings import Tuning
+
+    written = out / "config.toml"
+    if resume and path is None and written.exists():
+        run = Tuning[M].read(written, kind)
+    elif path is None:
+        raise ConfigError(f"name the model to tune: gpt2llama finetune {kind.KIND} PATH …")
+    else:
+        begin = str(Path(path).resolve()) if Path(path).exists() else path
+        run = Tuning(begin=begin, data="", method=kind(), train=train)
+    if data is not None:
+        run = replace(run, data=str(data.resolve()))
+    if held_out is not None:
+        run = replace(run, held_out=str(held_out.resolve()))
+    if not run.data:
+        raise ConfigError("--data is missing: give a JSONL file")
+    return run.set(settings)
+
+
+class TuningProgress(TrainingProgress):
+    """`held_out`: the words for a line with held-out figures."""
+
+    def __init__(self, held_out: Callable[[dict[str, Any]], str]) -> None:
+        super().__init__()
+        self.held_out = held_out
+
+    def update(self, line: dict[str, Any], steps: int) -> None:
+        if "tokens_per_s" in line:  # not in line 0, the model as it was
+            ours = {k: v for k, v in line.items() if not k.startswith("held_out")}
+            super().update(ours, steps)
+        self.last |= line
+        if "held_out_loss" in line:
+            log.print(f"step {line['step']:,}: held out {self.held_out(line)}")
+
+
+def watched(items: Iterable[T], count: int) -> Iterable[T]:
+    """The reference's pass with the time left: a bar, or a line every ten seconds."""
+    from rich.progress import track
+
+    if log.is_terminal:
+        yield from track(items, "reference", count, console=log, transient=True)
+        return
+    begun = shown = time.monotonic()
+    for done, item in enumerate(items):
+        if (now := time.monotonic()) - shown > 10 and done:
+            left = (now - begun) / done * (count - done)
+            log.print(f"reference {done}/{count}, {left:.0f} s left")
+            shown = now
+        yield item

@@ -1,0 +1,115 @@
+"""`finetune preference` and `finetune reward` as commands."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from prefer_run import PAIRS, SMALL, SUMS, check_same, make_model, metrics, write_lines
+from typer.testing import CliRunner
+
+import gpt2llama as g
+from gpt2llama.cli._finetune_preference import preference
+from gpt2llama.cli._finetune_reward import reward
+from gpt2llama.cli._tuning import TuningProgress
+from gpt2llama.errors import ConfigError
+
+app = typer.Typer()
+app.command()(preference)
+app.command()(reward)
+
+SMALL_SETS = [f"--set={key}={value}" for key, value in SMALL.items()]
+REWARD_SETS = [*SMALL_SETS, "--set=group_size=4", "--set=max_new_tokens=5", "--set=chat=false"]
+
+
+def call(*arguments: object, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    if isinstance(done.exception, ConfigError):
+        raise done.exception
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    long = {"prompt": "p" * 99, "chosen": "a", "rejected": "b"}
+    return write_lines(tmp_path_factory.mktemp("pairs") / "pairs.jsonl", [*PAIRS, long])
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_lines(tmp_path_factory.mktemp("sums") / "sums.jsonl", SUMS)
+
+
+def test_preference(model: Path, pairs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = call("preference", model, "--data", pairs, "--out", out, *SMALL_SETS, "--json",
+                "--loss", "ipo", "--set", "chat=false")  # fmt: skip
+    answer = json.loads(done.stdout)
+    assert answer.items() >= metrics(out)[-1].items()
+    assert (answer["pairs"], answer["held_out_pairs"], answer["skipped_pairs"]) == (11, 1, 1)
+    assert "step 0: held out margin 0.000, accuracy 0.0%" in done.stderr
+    assert g.load(out)[1] is not None
+    other = write_lines(tmp_path / "held-out.jsonl", PAIRS[:3])
+    done = call("preference", model, "--data", pairs, "--held-out", other, "--out",
+                tmp_path / "other", *SMALL_SETS, "--set", "chat=false")  # fmt: skip
+    assert "6 steps on 12 pairs (3 held out; 1 longer than the context were skipped)" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["preference", "reward"])
+def test_ctrl_c(
+    command: str, model: Path, pairs: Path, sums: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    class Shown(TuningProgress):
+        def update(self, line: dict[str, Any], steps: int) -> None:
+            super().update(line, steps)
+            if line["step"] == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    how = [*SMALL_SETS, "--set=chat=false"] if command == "preference" else REWARD_SETS
+    how = [command, model, "--data", pairs if command == "preference" else sums, *how]
+    if command == "reward":
+        how += ["--reward", "format:[a-z]"]
+    call(*how, "--out", whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"gpt2llama.cli._finetune_{command}.TuningProgress", Shown)
+        done = call(*how, "--out", out, code=130)
+    line = f"stopped after step 2; go on with: gpt2llama finetune {command} --out {out} --resume\n"
+    assert line in done.stderr
+    call(command, "--out", out, "--resume")
+    check_same(out, whole)
+
+
+def test_reward(model: Path, sums: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def letters(answer, line):\n    return sum(c.isalpha() for c in answer) / 5\n",
+        encoding="utf-8",
+    )
+    how = ["reward", model, "--data", sums, "--out", tmp_path / "run", *REWARD_SETS]
+    done = call(*how, "--reward", f"{file}:letters", "--json")
+    answer, lines = json.loads(done.stdout), metrics(tmp_path / "run")
+    assert answer.items() >= lines[-1].items()
+    assert answer["groups"] == 18
+    assert answer["all_equal_groups"] == sum(line.get("equal_groups", 0) for line in lines)
+    assert answer["start_reward"] == lines[0]["held_out_reward"]
+    with pytest.raises(ConfigError, match=r"the reward is code, .*; name it again to run it"):
+        call("reward", "--out", tmp_path / "run", "--resume")
+    call("reward", "--out", tmp_path / "run", "--resume", "--reward", f"{file}:letters")
+
+
+def test_what_is_missing(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name the model to tune: gpt2llama finetune reward PATH"):
+        call("reward", "--out", tmp_path)
+    with pytest.raises(ConfigError, match="--data is missing"):
+        call("preference", model, "--out", tmp_path)
