@@ -15,5 +15,5 @@ answers.py          prompts, answers and their log-probabilities, for both
 distill.py          a run: a student learns from a teacher's distributions
 top_k.py            the teacher's likeliest tokens, stored once
 teacher_answers.py  a teacher's answers to prompts, as conversations to learn from
-settings.py, run.py what every stage's run is
+settings.py, run.py  what every stage's run is
 """
