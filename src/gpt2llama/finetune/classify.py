@@ -45,7 +45,7 @@ USUAL: dict[str, tuple[float, TrainConfig]] = {
     "last-layer": (3.0, TrainConfig(lr=1e-2, weight_decay=0.0, warmup_steps=20)),
     "lora": (1.0, TrainConfig(lr=1e-3, weight_decay=0.0, warmup_steps=20)),
     "full": (1.0, TrainConfig(lr=5e-5, weight_decay=0.0, warmup_steps=20)),
-    "new": (10.0, TrainConfig(lr=1e-3, warmup_steps=50)),
+    "new": (5.0, TrainConfig(lr=2e-3, batch_size=32)),
 }
 USUAL = {
     name: (epochs, cfg.replace(eval_every=None, checkpoint_every=None))
