@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import random
-import shlex
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ from gpt2llama.train.run_folder import read_metrics
 
 SIZES = "vocab_size=264 max_seq_len=16 n_layers=2 d_model=64 d_ff=128 n_heads=4 n_kv_heads=4"
 PLAIN = "batch_size=64 lr=0.003 optimizer=muon eval_every=none checkpoint_every=none"
-GRPO = "group_size=8 max_new_tokens=4 kl=0.02 chat=false lr=1e-3 batch_size=16 warmup_steps=5"
+GRPO = "group_size=8 max_new_tokens=4 kl=0.01 chat=false lr=2e-4 batch_size=16 warmup_steps=10"
 DPO = "chat=false lr=1e-4 batch_size=16 warmup_steps=5"
 
 
@@ -115,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--numbers", type=int, default=20, help="below it; default: %(default)s")
-    parser.add_argument("--plain-steps", type=int, default=400, help="default: %(default)s")
+    parser.add_argument("--plain-steps", type=int, default=800, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=150, help="of tuning; default: %(default)s")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs")
     parser.add_argument("--out", type=Path, help="JSON with every seed's figures")
@@ -128,7 +127,8 @@ def main() -> None:
             found.append(one_seed(folder, seed, args.numbers, args.plain_steps, args.steps))
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     figures = {
-        "command": shlex.join(["python", "benchmarks/preference_reward.py", *sys.argv[1:]]),
+        "command": f"python benchmarks/preference_reward.py --seeds {args.seeds} --numbers "
+        f"{args.numbers} --plain-steps {args.plain_steps} --steps {args.steps}",
         "seconds": round(time.perf_counter() - begun, 1),
         "grpo_held_out_reward": summary([one["grpo"]["held_out_reward"] for one in found]),
         "grpo_held_out_greedy": summary([one["grpo"]["held_out_greedy"] for one in found]),

@@ -366,8 +366,7 @@ def make_trainer(
     cfg, device = run.train, torch.device(pick_device(run.train.device))
     dtype = computing_dtype(cfg, device)
     name = digest(model, dtype, pairs.train, pairs.held_out)
-    check_begun(folder, name, f"{run.begin} or {run.data}")
-    folder.write_text("config.toml", run.to_toml())
+    check_begun(folder, run, name)
     policy = copy.deepcopy(model).requires_grad_(True).to(device)
     loss, model = PreferenceLoss(run.method), model.to(device, dtype)
 

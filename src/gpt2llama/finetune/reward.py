@@ -502,7 +502,7 @@ def tune_reward(
         tasks = Tasks.read(run, tokenizer, run.train.seq_len or model.config.max_seq_len)
         found.append(tasks)
         lines = [task.line.values for task in tasks.train + tasks.held_out]
-        check_begun(folder, digest(model, lines), f"{run.begin} or {run.data}")
+        check_begun(folder, run, digest(model, lines))
         trainer = make_trainer(run, model, tokenizer, tasks, reward, folder, report)
         measure_first(trainer)
         return trainer

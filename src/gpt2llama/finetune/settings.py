@@ -104,16 +104,19 @@ def digest(model: Transformer, *what: object) -> str:
     return found.hexdigest()
 
 
-def check_begun(folder: RunFolder, name: str, source: str) -> None:
-    """Refuses to resume with a model or data other than `name`, their digest, says."""
+def check_begun(folder: RunFolder, run: Tuning[M], name: str) -> None:
+    """Refuses to resume with a model or data other than `name`, their digest, says; leaves the
+    settings in the folder, by which alone it can be resumed from now on.
+    """
     path = folder.path / "begun.sha256"
     known = path.read_text(encoding="utf-8").strip() if path.exists() else None
     if folder.latest() is not None and known != name:
         raise ConfigError(
-            f"{source} is no longer what {folder.path} was begun with; put it back or train in "
-            "another --out"
+            f"{run.begin} or {run.data} is no longer what {folder.path} was begun with; put it "
+            "back or train in another --out"
         )
     folder.write_text(path.name, name + "\n")
+    folder.write_text("config.toml", run.to_toml())
 
 
 def measure_first(trainer: Trainer) -> None:
