@@ -33,12 +33,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"tokenizer"},
     "train": {"machine", "model", "data", "tokenizer", "weights", "plan"},
     "evaluate": {"generate", "model", "tokenizer"},
-    "finetune": {"data", "generate", "model", "tokenizer", "train", "weights"},
     "corpus": {"assets", "data", "tokenizer"},
     "inference_speed": {"generate", "machine", "model", "native", "plan", "weights"},
-    "demo": {
-        *("corpus", "data", "generate", "machine", "model", "plan", "tokenizer", "train"),
+    "finetune": {
+        *("data", "generate", "machine", "model", "plan", "quant", "tokenizer", "train"),
         "weights",
+    },
+    "demo": {
+        *("corpus", "data", "finetune", "generate", "machine", "model", "plan", "tokenizer"),
+        *("train", "weights"),
     },
     "evolve": {
         *("assets", "corpus", "data", "generate", "machine", "model", "plan", "quant"),

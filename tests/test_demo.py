@@ -12,8 +12,10 @@ import torch
 import gpt2llama as g
 from gpt2llama import demo as room
 from gpt2llama.errors import AssetError, FileError, InputError
+from gpt2llama.finetune.assistant import Assistant, assistant
 from gpt2llama.train.config import RunConfig
 from gpt2llama.train.metrics import evaluate_text
+from gpt2llama.train.run_folder import read_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_it_scores_what_it_trained_and_resumes_to_the_bit(tmp_path: Path) -> None:
     said: list[str] = []
     out = tmp_path / "demo"
-    result = room.demo(out, 0.05, say=said.append)
+    result = room.demo(out, 0.05, tune=False, say=said.append)
 
     assert result.corpus == "prose"
     assert any("small text that ships" in line for line in said)
@@ -71,9 +73,44 @@ def test_it_scores_what_it_trained_and_resumes_to_the_bit(tmp_path: Path) -> Non
 
     if settled > room.PROBE + 3:
         with pytest.raises(KeyboardInterrupt):
-            room.demo(again, 0.05, report=stop)
-    resumed = room.demo(again, 0.05)
+            room.demo(again, 0.05, tune=False, report=stop)
+    resumed = room.demo(again, 0.05, tune=False)
     assert resumed.tokens == result.tokens
+    torch.testing.assert_close(weights(again), weights(out), rtol=0, atol=0)
+
+
+def test_it_is_taught_to_answer_and_resumes_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder then loads as the tuned model; bits per byte are the pretrained one's."""
+    asked = assistant()
+    few = Assistant(asked.train[::200], asked.held_out[::40])
+    monkeypatch.setattr(room, "assistant", lambda: few)
+    monkeypatch.setattr(room, "TUNE_EPOCHS", 40)
+    out = tmp_path / "demo"
+    result = room.demo(out, 0.05)
+    assert result.tune_seconds > 0
+    assert result.score is not None
+    assert len(result.score.answers) == len(few.held_out)
+    assert [question for question, _ in result.answers] == list(room.QUESTIONS)
+    model, tokenizer = g.load(out)
+    assert tokenizer is not None
+    losses = [line["loss"] for line in read_metrics(out / "tune")]
+    assert losses[-1] < losses[0]
+    held_out = (out / "data" / "held-out.txt").read_bytes().decode("utf-8")
+    assert evaluate_text(model, tokenizer, held_out).bits_per_byte != result.bits_per_byte
+    assert (out / "latest").read_text(encoding="utf-8") == "tuned\n"
+
+    # The same plans, stopped in the tuning and taken up again.
+    again = tmp_path / "again"
+    shutil.copytree(out, again)
+    shutil.rmtree(again / "checkpoints" / "tuned")
+    kept = sorted((again / "tune" / "checkpoints").iterdir())
+    for later in kept[1:]:
+        shutil.rmtree(later)
+    resumed = room.demo(again, 0.05)
+    assert resumed.bits_per_byte == result.bits_per_byte
+    assert resumed.answers == result.answers
     torch.testing.assert_close(weights(again), weights(out), rtol=0, atol=0)
 
 

@@ -6,7 +6,7 @@ corpus.jsonl has a text a line, in order; data/ is `data prepare`'s folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,11 +23,16 @@ STRAY = str.maketrans("", "", "□\ufeff")
 
 
 def prepare_corpus(
-    folder: Path, source: str, vocab_size: int, say: Callable[[str], None] = lambda text: None
+    folder: Path,
+    source: str,
+    vocab_size: int,
+    say: Callable[[str], None] = lambda text: None,
+    also: Sequence[str] = (),
 ) -> str:
     """Makes corpus.jsonl and data/ in `folder`, unless they are there; returns the corpus's name.
 
-    source: sanguo, or a file or folder of texts. The tokenizer sees nothing of what is held out.
+    source: sanguo, or a file or folder of texts. The tokenizer sees nothing of what is held out;
+    also: texts that it sees beside them, such as those of a later tuning.
     Raises AssetError, FileError, DataError, TokenizerError, InputError for a folder that holds
     another corpus.
     """
@@ -50,7 +55,7 @@ def prepare_corpus(
         texts = corpus_texts(folder)
         learned = texts[: len(texts) - max(1, round(len(texts) * HELD_OUT))]
         say(f"training a tokenizer on {sum(map(len, learned)):,} characters")
-        tokenizer = train_bpe(learned + [prose] * (name == "sanguo"), vocab_size)
+        tokenizer = train_bpe([*learned, *[prose] * (name == "sanguo"), *also], vocab_size)
         done = prepare([path], tokenizer, data, HELD_OUT)
         say(
             f"{done.train.tokens:,} tokens to train on, {done.held_out.tokens:,} held out; "

@@ -1,4 +1,4 @@
-"""The main job in one function: a Chinese model, from text to a running sample, in minutes."""
+"""The main job in one function: a Chinese model, from text to one that answers, in minutes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .atomic import new_folder, write_text
 from .corpus import corpus_texts, prepare_corpus
 from .data.batches import TokenData
 from .errors import FileError, InputError
+from .finetune.assistant import Score, assistant
+from .finetune.assistant import score as score_answers
+from .finetune.assistant import texts as assistant_texts
+from .finetune.instruct import make_trainer as make_trainer_of_answers
+from .finetune.instruct import prepare
 from .generate import stream
+from .generate.chat import Chat
 from .machine import gemm_limit
 from .model.presets import preset
 from .plan import flops_per_token
@@ -28,11 +35,18 @@ from .train.run_folder import RunFolder, read_metrics
 from .train.step import can_compile, computing_dtype
 from .train.trainer import Trainer
 from .weights import load
+from .weights.checkpoint import write_model
+
+if TYPE_CHECKING:
+    from .model.transformer import Transformer
+    from .tokenizer import Tokenizer
 
 MODEL = preset("zh-3m")
 PROMPT = "却说曹操"
 PROBE = 12  # steps that are timed before the run's length is settled: they lie in the warm-up
-MAX_EPOCHS = 10  # past that a model of this size learns the text by heart
+MAX_EPOCHS, TUNE_EPOCHS = 10, 12  # past that a model of this size learns by heart
+TUNE = SHORT_RUN.replace(warmup_steps=20)
+QUESTIONS = ("你好", "RoPE 是什么？", "为什么要用 KV 缓存？", "37+48等于多少？", "明天会下雨吗？")
 
 
 @dataclass(frozen=True)
@@ -52,17 +66,21 @@ class DemoResult:
     epochs: float
     sample: str
     tune_seconds: float = 0.0
+    score: Score | None = None  # of the held-out questions, if it was tuned
+    answers: tuple[tuple[str, str], ...] = ()  # to QUESTIONS
 
 
 def demo(
     out: str | Path,
     minutes: float,
     *,
+    tune: bool = True,
     say: Callable[[str], None] = lambda text: None,
     report: Callable[[dict[str, Any], int], None] = lambda line, steps: None,
     write: Callable[[str], None] = lambda text: None,
 ) -> DemoResult:
-    """Trains zh-3m in the folder `out` for at most `minutes`, scores it and lets it write.
+    """Trains zh-3m in the folder `out` for at most `minutes`, scores it and lets it write; then,
+    with `tune`, teaches it to answer for as long again at most, and asks it.
 
     say: one line of what is going on; report: a line of metrics.jsonl, and the steps in all once
     they are settled, before that 0; write: a piece of the sample. Called again on its folder, it
@@ -74,7 +92,8 @@ def demo(
     out = Path(out)
     _check_folder(out)
     with RunFolder(out, resume=True) as folder:
-        corpus = prepare_corpus(folder.path, "sanguo", MODEL.vocab_size, say)
+        also = [assistant_texts()] if tune else []
+        corpus = prepare_corpus(folder.path, "sanguo", MODEL.vocab_size, say, also)
         trainer = _plan(folder, minutes, say, report)
         progress = trainer.run()
         draw_curve(folder)
@@ -91,7 +110,9 @@ def demo(
     for piece in stream(model, tokenizer, PROMPT, max_new_tokens=room, **settings):
         write(piece)
         pieces.append(piece)
+    write("\n")
     known = "\n".join(corpus_texts(out)).encode("utf-8")[: -score.bytes]
+    tuned = _tune(out, model, tokenizer, minutes, say, report, write) if tune else {}
     return DemoResult(
         folder=out,
         corpus=corpus,
@@ -104,7 +125,70 @@ def demo(
         tokens=progress.tokens,
         epochs=progress.tokens / len(TokenData.open(out / "data").train),
         sample="".join(pieces),
+        **tuned,
     )
+
+
+def _tune(
+    out: Path,
+    model: Transformer,
+    tokenizer: Tokenizer,
+    minutes: float,
+    say: Callable[[str], None],
+    report: Callable[[dict[str, Any], int], None],
+    write: Callable[[str], None],
+) -> dict[str, Any]:
+    """In out/tune, with its own plan; the tuned model becomes what `out` loads as."""
+    data, steps = assistant(), [0]
+    taught = [(question.about, question.messages) for question in data.train]
+    seq_len = model.config.max_seq_len
+    prepared = prepare(tokenizer, [taught], [1.0], seq_len, TUNE.seed, [])
+    say(
+        f"tuning: {prepared.examples:,} questions with answers, in {len(prepared.rows):,} rows of "
+        f"{seq_len} tokens"
+    )
+    with RunFolder(out / "tune", resume=True) as folder:
+        settled = folder.path / "config.toml"
+        cfg = RunConfig.read(settled).train if settled.exists() else TUNE
+        compiled = cfg.compile == "on"
+        trainer = make_trainer_of_answers(
+            model.train(), tokenizer, prepared, cfg, folder, compiled=compiled,
+            report=lambda line: report(line, steps[0]),
+        )  # fmt: skip
+        if settled.exists():
+            steps[0] = cfg.steps
+        else:
+            done = trainer.run(until=PROBE)
+            speed = median(line["tokens_per_s"] for line in read_metrics(folder.path)[PROBE // 3 :])
+            left = 0.95 * (minutes * 60 - done.seconds) * speed / (cfg.batch_size * seq_len)
+            most = TUNE_EPOCHS * len(prepared.rows) // cfg.batch_size
+            steps[0] = min(most, PROBE + max(1, int(left)))
+            trainer.cfg = cfg.replace(
+                steps=steps[0], checkpoint_every=max(1, int(steps[0] * 45 / (minutes * 60)))
+            )
+            run = RunConfig(model=model.config, train=trainer.cfg, data="assistant", begin=str(out))
+            folder.write_text("config.toml", run.to_toml())
+        epochs = steps[0] * cfg.batch_size / len(prepared.rows)
+        say(f"tuning: {steps[0]:,} steps, {epochs:.1f} epochs")
+        progress = trainer.run()
+        draw_curve(folder)
+    target = out / "checkpoints" / "tuned"
+    if not target.exists():
+        with new_folder(target) as place:
+            write_model(place, model, tokenizer)
+    write_text(out / "latest", target.name + "\n", overwrite=True)
+    model, _ = load(out)
+    say("asking it what it has not seen")
+    score = score_answers(model, tokenizer, data.held_out)
+    answers = []
+    for question in QUESTIONS:
+        write(f"\n问：{question}\n答：")
+        answer = ""
+        for piece in Chat(model, tokenizer, max_new_tokens=64).say(question):
+            write(piece)
+            answer += piece
+        answers.append((question, answer))
+    return {"tune_seconds": progress.seconds, "score": score, "answers": tuple(answers)}
 
 
 def _check_folder(out: Path) -> None:
@@ -133,7 +217,7 @@ def _plan(
     guess = flops / flops_per_token(MODEL) / tokens  # epochs
     compiled = can_compile() and flops > WORTH_COMPILING
     run = RunConfig(
-        model=MODEL.replace(dropout=0.15 if guess > 4 else 0.05 if guess > 2 else 0.0),
+        model=MODEL.replace(dropout=0.15 if guess > 4 else 0.0),
         train=SHORT_RUN.replace(steps=1_000_000, compile="on" if compiled else "off"),
         data=str(data),
     )
@@ -152,7 +236,7 @@ def _plan(
     left = minutes * 60 - done.seconds - (3 if cheap else 1.5) * held_out / scored - 1
     a_step = run.train.batch_size * run.seq_len
     most = MAX_EPOCHS * tokens // a_step
-    steps[0] = min(most, PROBE + max(1, int(0.97 * left * speed / a_step)))
+    steps[0] = min(most, PROBE + max(1, int(0.95 * left * speed / a_step)))
     trainer.cfg = run.train.replace(
         steps=steps[0],
         eval_every=max(1, steps[0] // 8) if cheap else None,

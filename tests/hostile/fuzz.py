@@ -22,6 +22,7 @@ import torch
 
 import gpt2llama as g
 from gpt2llama.errors import Gpt2LlamaError
+from gpt2llama.finetune.lora import AdapterStore, LoraConfig, add_lora
 from gpt2llama.quant.apply import quantise
 from gpt2llama.quant.scheme import scheme
 from gpt2llama.tokenizer import train_bpe
@@ -170,6 +171,10 @@ class Target:
         small = quantise(g.Transformer(wide), scheme("int4"))
         g.save(small, self.tokenizer, folder / "small")
         g.save(small, self.tokenizer, folder / "small.gguf", format="gguf", dtype="Q4_0")
+        adapted = g.Transformer(self.model.config)
+        add_lora(adapted, LoraConfig(rank=2, modules="q_proj k_proj lm_head"))
+        (folder / "adapter").mkdir()
+        AdapterStore(folder / "hf", LoraConfig(rank=2)).write(folder / "adapter", adapted, None)
         self.ids = torch.arange(9)[None]
 
     def load(self, path: Path, quant: str | None = None) -> None:
@@ -214,6 +219,13 @@ class Target:
                 path.write_bytes(mutate_bytes(data, random, random.choice((600, len(data)))))
                 self.load(path, "keep")
 
+    def adapter(self, random: random.Random) -> None:
+        if random.random() < 0.5:
+            self._json(random, "adapter", "adapter_config.json")
+        else:
+            header = random.choice((900, 10**6))
+            self._file(random, "adapter", "adapter_model.safetensors", header)
+
     def tokenizer_json(self, random: random.Random) -> None:
         beside = random.choice(("tokenizer_config.json", "generation_config.json"))
         name = random.choice(("tokenizer.json", "tokenizer.json", beside))
@@ -252,7 +264,7 @@ class Target:
             path.write_text(text, encoding="utf-8")
 
 
-TARGETS = ("safetensors", "gguf", "config", "quantised", "tokenizer_json", "jinja")
+TARGETS = ("safetensors", "gguf", "config", "quantised", "adapter", "tokenizer_json", "jinja")
 
 
 def attack(read: Callable[[random.Random], None], seed: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -54,11 +55,15 @@ class TrainingProgress:
         if self._task is None:
             self._task = self.bar.add_task("training", total=steps, figures="")
             self.bar.start()
-        figures = f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s"
+        figures = (
+            f"loss {self.last.get('loss', math.nan):.3f}  {line['tokens_per_s']:,.0f} tokens/s"
+        )
         self.bar.update(self._task, completed=line["step"], figures=figures)
         now = time.monotonic()
         if "bits_per_byte" in line:
             log.print(f"step {line['step']:,}: held out {line['bits_per_byte']:.3f} bits per byte")
+        elif "held_out_loss" in line:
+            log.print(f"step {line['step']:,}: held-out loss {line['held_out_loss']:.3f}")
         elif not log.is_terminal and now - self._shown > 10:
             left = (steps - line["step"]) * line["seconds"] / line["step"]
             log.print(f"step {line['step']:,}/{steps:,}: {figures}, {left:.0f} s left")

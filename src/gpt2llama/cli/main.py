@@ -22,6 +22,7 @@ COMMANDS = {
     "tokenizer": "Train, try and show tokenizers.",
     "data": "Turn text into token shards.",
     "train": "Train a model from scratch, or resume.",
+    "finetune": "Make an assistant of a model: instruct.",
     "eval": "Bits per byte of a text, or answers to tasks, scored and judged.",
     "generate": "Continue a text.",
     "chat": "Talk to a model.",

@@ -29,7 +29,7 @@ from ..errors import TokenizerError
 
 MAX_TEMPLATE = 1 << 15  # characters; the longest of a known model has some 17,000
 MAX_TEXT = 1 << 20  # characters of a rendered chat: more than 128k tokens
-MAX_SECONDS = 2.0
+MAX_SECONDS = 2.0  # of the processor: a busy machine makes no template slow
 # What a template may make, one value and all together: a character counts 1, an item _ITEM.
 _MAX_VALUE, _MAX_MADE, _ITEM = 4 << 20, 64 << 20, 16
 
@@ -143,7 +143,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             optimized=False,  # and with a finalize that takes the context: nothing runs early
             finalize=pass_context(lambda context, value: self.text(value)),
         )
-        self._left, self._end = _MAX_MADE, time.monotonic() + MAX_SECONDS
+        self._left, self._end = _MAX_MADE, time.thread_time() + MAX_SECONDS
         self.filters = {name: self._counted(FILTERS[name]) for name in _FILTERS.split()}
         self.filters |= {"join": self.join, "replace": self.replace, "string": self.text}
         self.filters |= {"safe": self.text}  # nothing is escaped
@@ -161,7 +161,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self._left -= size
         if self._left < 0 or size > _MAX_VALUE:
             raise SecurityError("it makes more than a chat needs")
-        if time.monotonic() > self._end:
+        if time.thread_time() > self._end:
             raise SecurityError(f"it runs for more than {MAX_SECONDS:g} s")
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:

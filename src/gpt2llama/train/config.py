@@ -6,6 +6,7 @@ import json
 import math
 import tomllib
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -103,11 +104,7 @@ class RunConfig:
 
     def to_toml(self) -> str:
         named = {"data": self.data} | ({"begin": self.begin} if self.begin else {})
-        lines = [f"{k} = {_toml(v)}" for k, v in named.items()]
-        for section in ("model", "train"):
-            lines += ["", f"[{section}]"]
-            lines += [f"{k} = {_toml(v)}" for k, v in getattr(self, section).to_dict().items()]
-        return "\n".join(lines) + "\n"
+        return to_toml(named | {"model": self.model.to_dict(), "train": self.train.to_dict()})
 
     def set(self, pairs: list[str]) -> RunConfig:
         """Applies `key=value` strings; the key may be a field of the model or of the training."""
@@ -163,11 +160,33 @@ class RunConfig:
             raise ConfigError(f"{path}: {error}") from error
 
 
+def set_fields(cfg: TrainConfig, pairs: list[str]) -> TrainConfig:
+    """Applies `key=value` strings to the fields of training alone."""
+    known, changes = field_names(TrainConfig), {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair!r} must have the form key=value")
+        if key not in known:
+            raise ConfigError(f"--set: training has no field {key!r}{did_you_mean(key, known)}")
+        changes[key] = _value(text)
+    return cfg.replace(**_with_none(TrainConfig, changes))
+
+
 def _with_none(cls: type, values: dict[str, Any]) -> dict[str, Any]:
     """TOML has no None: the word none is one, where the field may be None."""
     hints = typing.get_type_hints(cls)
     optional = {name for name in values if type(None) in typing.get_args(hints.get(name))}
     return {k: None if v == "none" and k in optional else v for k, v in values.items()}
+
+
+def to_toml(settings: Mapping[str, Any]) -> str:
+    """Plain values first, then a table for each mapping; None becomes the word none."""
+    lines = [f"{k} = {_toml(v)}" for k, v in settings.items() if not isinstance(v, dict)]
+    for section, values in settings.items():
+        if isinstance(values, dict):
+            lines += ["", f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in values.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _toml(value: Any) -> str:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from ..model.transformer import Transformer
     from ..tokenizer import Facts, Tokenizer
+    from . import peft
 
-__all__ = ["check_target", "load", "open_model", "save"]
+__all__ = ["check_target", "lasting_name", "load", "open_model", "save"]
 
 FORMATS = ("gpt2llama", "hf", "gguf")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -41,8 +42,9 @@ def load(
     """A model in eval mode and its tokenizer, or None where there is none.
 
     path: our folder, a run folder (its latest checkpoint), a Hugging Face folder (GPT-2, Llama,
-    Mistral, Qwen2, Qwen3), Meta's (params.json), a .gguf file, nanoGPT's ckpt.pt, OpenAI's GPT-2
-    checkpoint (hparams.json), an asset's name or a hub id. dtype: the file's unless given; fp32
+    Mistral, Qwen2, Qwen3), PEFT's (adapter_config.json: its base model with the adapter merged),
+    Meta's (params.json), a .gguf file, nanoGPT's ckpt.pt, OpenAI's GPT-2 checkpoint (hparams.json),
+    an asset's name or a hub id. dtype: the file's unless given; fp32
     for a quantised GGUF. ignore_keys: config keys to treat as not there. rope_factor: of a Meta
     folder with use_scaled_rope, which does not say it. quant: "int8" or "int4" rounds the weights
     to nearest; "keep" leaves a GGUF's Q8_0, Q4_0 and Q4_1 in their blocks instead of expanding
@@ -76,7 +78,33 @@ def open_model(
     rope_factor: float | None = None,
 ) -> Opened:
     """What the headers say of it; the same errors as `load`."""
-    place = _checkpoint_folder(_locate(path))
+    from . import peft
+
+    place, adapters = _checkpoint_folder(_locate(path)), list[peft.Adapter]()
+    while (place / peft.CONFIG).is_file():
+        if len(adapters) == peft.DEEPEST:
+            raise WeightsError(f"{path} is more than {peft.DEEPEST} adapters on top of each other")
+        adapters.append(peft.read_adapter(place, ignore_keys))
+        place = _base_of(adapters[-1])
+    used = frozenset[str]().union(*(adapter.ignored for adapter in adapters))
+    opened = _open_whole(place, [key for key in ignore_keys if key not in used], rope_factor)
+    for adapter in reversed(adapters):
+        opened = _with_tokenizer(peft.merged(opened, adapter), adapter.folder)
+    return opened
+
+
+def _base_of(adapter: peft.Adapter) -> Path:
+    """Beside the adapter, or wherever `load` finds it."""
+    try:
+        beside = (adapter.folder / adapter.base).resolve()
+        return _checkpoint_folder(beside if beside.exists() else _locate(adapter.base))
+    except (OSError, ValueError) as error:
+        raise FileError(
+            f"{adapter.folder / 'adapter_config.json'}: base_model_name_or_path: {error}"
+        ) from error
+
+
+def _open_whole(place: Path, ignore_keys: Collection[str], rope_factor: float | None) -> Opened:
     if not (place / "config.json").exists():
         if (place / "params.json").is_file():
             from . import meta
@@ -108,10 +136,22 @@ def open_model(
         opened = hf.open_model(place, ignore_keys)
     else:
         raise WeightsError(f"{place / 'config.json'} has neither a 'format' nor a 'model_type'")
-    if not any((place / name).is_file() for name in _TOKENIZERS):
+    return _with_tokenizer(opened, place, fingerprint)
+
+
+def _with_tokenizer(opened: Opened, folder: Path, fingerprint: str | None = None) -> Opened:
+    """The folder's, if it has one."""
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
         return opened
-    read = partial(_read_tokenizer, place, fingerprint)
-    return replace(opened, tokenizer=read, facts=partial(_read_facts, place))
+    read = partial(_read_tokenizer, folder, fingerprint)
+    return replace(opened, tokenizer=read, facts=partial(_read_facts, folder))
+
+
+def lasting_name(path: str | PathLike[str]) -> str:
+    """A model's path from wherever one stands, and however long its run goes on; other names that
+    `load` takes stay as they are."""
+    place = Path(path)
+    return str(_checkpoint_folder(place).resolve()) if place.exists() else str(path)
 
 
 def save(
@@ -131,6 +171,8 @@ def save(
     """
     check_target(folder, format, dtype)
     _check_vocabulary(tokenizer, model.config.vocab_size)
+    if any(".lora_A." in name for name in model.state_dict()):
+        raise InputError("the model has LoRA adapters; merge them first (finetune.lora.merge)")
     if format != "gpt2llama":
         from ..quant.apply import dequantised
 

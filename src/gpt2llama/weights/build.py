@@ -19,11 +19,10 @@ from ..model.transformer import Transformer
 from ..quant.apply import insert, matrices
 from ..quant.linear import QuantLinear
 from ..quant.scheme import QuantScheme
-from .opened import Opened
+from .opened import FLOATS, Opened
 
 State = dict[str, Tensor]
 _TABLE, _OWN_TABLE = "embed_tokens.", "embed_tokens.table."  # without and with its module
-_FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
 def state_of(model: Transformer) -> State:
@@ -58,7 +57,7 @@ def assemble(
     dtype None: the file's; fp32 for a quantised model. keep: blocks of integers stay integers.
     Raises WeightsError for a tensor that is missing, left over, or of a wrong shape or kind.
     """
-    if dtype is not None and _name(dtype) not in _FLOATS:
+    if dtype is not None and _name(dtype) not in FLOATS:
         raise InputError(f"dtype must be a torch float of 16, 32 or 64 bits (got {dtype})")
     opened = settle_head(opened)
     model, cfg, quantised = check(opened), opened.config, keep or bool(opened.schemes)
@@ -218,7 +217,7 @@ def _check_tensors(expected: State, opened: Opened, extra: set[str]) -> None:
         if want.dtype in (torch.int32, torch.float16):  # a quantised layer's
             if got.dtype != _name(want.dtype):
                 raise WeightsError(f"{where} is {got.dtype}, not {_name(want.dtype)}")
-        elif got.dtype not in _FLOATS:
+        elif got.dtype not in FLOATS:
             raise WeightsError(f"{where} is {got.dtype}, not a float of 16 to 64 bits")
     if extra:
         file = opened.file_of(min(extra))

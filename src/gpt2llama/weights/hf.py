@@ -98,7 +98,7 @@ def state_from_hf(state: State, family: str) -> State:
     back = {theirs: ours for ours, theirs in names.items()}
     own: State = {}
     for full_name, tensor in state.items():
-        name = _rename(full_name.removeprefix(prefix), back)
+        name = renamed(full_name.removeprefix(prefix), back)
         if _is_conv1d(full_name):
             tensor = tensor.T
         if ".c_attn." in full_name:
@@ -115,7 +115,7 @@ def state_to_hf(state: State, family: str) -> State:
     prefix, names = FAMILIES[family].prefix, FAMILIES[family].names
     theirs: State = {}
     for name, tensor in state.items():
-        full_name = _rename(name, names)
+        full_name = renamed(name, names)
         if ".c_attn." in full_name:
             tensor = tensor.new_empty(3 * len(tensor), *tensor.shape[1:])
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
@@ -154,7 +154,7 @@ def open_model(folder: Path, ignore_keys: Collection[str]) -> Opened:
             if not _BUFFERS.search(own_name):
                 headers[name] = info._replace(file=path.name, own_name=own_name)
     head = "lm_head.weight"
-    table = _full_name(_rename("embed_tokens.weight", FAMILIES[family].names), family)
+    table = _full_name(renamed("embed_tokens.weight", FAMILIES[family].names), family)
     return Opened(
         where=str(folder),
         format="hf",
@@ -322,7 +322,8 @@ def _is_conv1d(name: str) -> bool:
     return re.search(r"\.c_(attn|proj|fc)\.weight$", name) is not None
 
 
-def _rename(name: str, names: dict[str, str]) -> str:
+def renamed(name: str, names: dict[str, str]) -> str:
+    """With the dotted parts that are keys of `names` replaced."""
     for old, new in names.items():
         name = re.sub(rf"\b{re.escape(old)}\b", new, name)
     return name

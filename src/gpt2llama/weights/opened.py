@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PAIRS = "rows of each head from pairs to halves"
 TRANSPOSED = "transposed"
 SPLIT = "split into q, k and v"
+FLOATS = ("float32", "bfloat16", "float16", "float64")  # what weights may be
 
 
 class TensorInfo(NamedTuple):

@@ -1,0 +1,233 @@
+"""The data set of the small assistant: facts about language models, small talk, sums, and what it
+does not know. Written for this project; the texts lie in data/assistant/*.toml.
+
+Each fact has some thirty wordings, written one by one, and names that fit into the templates of its
+intent (what, why, how …). Some of the former, some of the sums, and some of the questions outside
+the subject are held out: no model has seen them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..generate import generate_ids
+
+if TYPE_CHECKING:
+    from ..model.transformer import Transformer
+    from ..tokenizer import Tokenizer
+
+FACTS = ("architecture", "training", "inference", "tuning", "smalltalk")
+HELD_WORDINGS, HELD_UNKNOWN = 0.1, 0.25
+TEMPLATED = 24  # wordings of a fact by template, in Chinese; in English a quarter
+SUMS, HELD_SUMS = 1600, 200
+MAX_ANSWER = 64  # tokens; the longest has 50
+SEED = 2024  # of the split: other questions would be held out with another
+_SUM_ZH = (
+    "{a}+{b}等于多少？", "{a}加{b}是多少", "请算一下{a}+{b}", "{a}+{b}=?", "{a}加上{b}得几？",
+    "帮我算{a}+{b}",
+)  # fmt: skip
+_SUM_EN = ("What is {a}+{b}?", "{a} plus {b} is what?")
+
+
+@dataclass(frozen=True)
+class Question:
+    """keywords: each must be in a right answer; `a|b`: either. Of a sum the whole last number."""
+
+    kind: Literal["fact", "talk", "sum", "unknown"]
+    about: str  # the fact's id, the group's topic, or the sum
+    ask: str
+    answer: str
+    keywords: tuple[str, ...] = ()
+    english: bool = False
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [
+            {"role": "user", "content": self.ask},
+            {"role": "assistant", "content": self.answer},
+        ]
+
+
+@dataclass(frozen=True)
+class Assistant:
+    train: list[Question] = field(default_factory=list)
+    held_out: list[Question] = field(default_factory=list)
+
+
+def assistant() -> Assistant:
+    """The same split at every call. No question of `held_out` is in `train`, whatever its marks.
+
+    Nor is a question that has two answers, as a name may make one by a template.
+    """
+    data, rng = Assistant(), random.Random(SEED)
+    _facts(data, rng)
+    _unknown(data, rng)
+    _sums(data, rng)
+    answers: dict[str, str] = {}
+    seen = {normalised(question.ask) for question in data.train}
+    double = set()
+    for question in data.train + data.held_out:
+        ask = normalised(question.ask)
+        if answers.setdefault(ask, question.answer) != question.answer:
+            double.add(ask)
+    unique = {normalised(q.ask): q for q in data.train if normalised(q.ask) not in double}
+    held_out = [q for q in data.held_out if normalised(q.ask) not in seen | double]
+    return Assistant(list(unique.values()), held_out)
+
+
+def texts() -> str:
+    """What a tokenizer should know: questions of the training part, and each answer once."""
+    known = [question for question in assistant().train if question.kind != "sum"]
+    return "\n".join([*dict.fromkeys(q.answer for q in known), *(q.ask for q in known)])
+
+
+def normalised(ask: str) -> str:
+    """Without white space, marks and case: what makes two questions one."""
+    return "".join(c for c in ask.lower() if c.isalnum() or c in "+-*/=")
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = files("gpt2llama.data").joinpath("assistant", f"{name}.toml")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def _divide(
+    data: Assistant, rng: random.Random, questions: Sequence[Question], share: float
+) -> None:
+    held = set(rng.sample(range(len(questions)), round(share * len(questions))))
+    for i, question in enumerate(questions):
+        (data.held_out if i in held else data.train).append(question)
+
+
+def _facts(data: Assistant, rng: random.Random) -> None:
+    templates = _read("templates")
+    for name in FACTS:
+        for fact in _read(name)["fact"]:
+            for suffix, language, most in (("", "zh", TEMPLATED), ("_en", "en", TEMPLATED // 4)):
+                if f"answer{suffix}" not in fact:
+                    continue
+                _divide(data, rng, _asked(name, fact, suffix, fact[f"ask{suffix}"]), HELD_WORDINGS)
+                ways = templates[fact["intent"]][language] if "intent" in fact else []
+                made = [way.format(x=x) for x in fact.get(f"names{suffix}", []) for way in ways]
+                chosen = rng.sample(made, min(most, len(made)))
+                data.train.extend(_asked(name, fact, suffix, chosen))
+
+
+def _asked(name: str, fact: dict[str, Any], suffix: str, wordings: Sequence[str]) -> list[Question]:
+    kind: Literal["fact", "talk"] = "talk" if name == "smalltalk" else "fact"
+    answer, keywords = fact[f"answer{suffix}"], tuple(fact[f"keywords{suffix}"])
+    return [Question(kind, fact["id"], w, answer, keywords, suffix == "_en") for w in wordings]
+
+
+def _unknown(data: Assistant, rng: random.Random) -> None:
+    """One refusal for a question, in its language, drawn by lot: none is the answer to all."""
+    found = _read("unknown")
+    for group in found["group"]:
+        for key, answers, word in (
+            ("ask", found["answers"], "不知道"),
+            ("ask_en", found["answers_en"], "do not know"),
+        ):
+            questions = [
+                Question(
+                    "unknown", group["topic"], ask, rng.choice(answers), (word,), key == "ask_en"
+                )
+                for ask in group.get(key, ())
+            ]
+            _divide(data, rng, questions, HELD_UNKNOWN)
+
+
+def _sums(data: Assistant, rng: random.Random) -> None:
+    """Of two numbers below 100, most of two digits; the held-out pairs in neither order."""
+    pairs = [(a, b) for a in range(100) for b in range(a, 100) if a + b > 9]
+    rng.shuffle(pairs)
+    two_digits = [pair for pair in pairs if min(pair) > 9]
+    held = set(two_digits[:HELD_SUMS])
+    taught = [pair for pair in pairs if pair not in held][:SUMS]
+    for number, (a, b) in enumerate([*taught, *sorted(held)]):
+        if rng.random() < 0.5:
+            a, b = b, a
+        english = number % 8 == 7
+        ask = rng.choice(_SUM_EN if english else _SUM_ZH).format(a=a, b=b)
+        answer = worked_sum(a, b, english)
+        question = Question("sum", f"{a}+{b}", ask, answer, (str(a + b),), english)
+        (data.train if number < len(taught) else data.held_out).append(question)
+
+
+def worked_sum(a: int, b: int, english: bool = False) -> str:
+    """The steps as one writes them: ones, carry, tens, and the sum at the end."""
+    ones, tens = a % 10 + b % 10, a // 10 + b // 10
+    carry = ones // 10
+    if english:
+        steps = f"{a % 10}+{b % 10}={ones}, {a // 10}+{b // 10}+{carry}={tens + carry}, "
+        return f"{steps}so {a}+{b}={a + b}."
+    steps = f"个位{a % 10}+{b % 10}={ones}，十位{a // 10}+{b // 10}+{carry}={tens + carry}，"
+    return f"{steps}所以{a}+{b}={a + b}。"
+
+
+# ---- how well it answers ----
+
+UNKNOWN = ("不知道", "do not know")
+
+
+def is_right(question: Question, answer: str) -> bool:
+    """Every keyword is there; of a sum, the last number is the sum."""
+    if question.kind == "sum":
+        numbers = re.findall(r"[0-9]+", answer)
+        return numbers[-1:] == list(question.keywords)
+    answer = answer.lower()
+    return all(any(word in answer for word in key.lower().split("|")) for key in question.keywords)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Shares of the held-out questions. commonest: the answer given to most of the different
+    questions, refusals aside, and its share of all; refused: of questions that have an answer,
+    those it claimed not to know."""
+
+    wordings: float
+    sums: float
+    unknown: float
+    refused: float
+    commonest: tuple[str, float]
+    answers: list[str]  # in the order of the questions
+
+
+def score(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    questions: Sequence[Question],
+    at_once: int = 64,
+    watch: Callable[[int], None] = lambda done: None,
+) -> Score:
+    """Greedy answers through the chat template; `watch` is told how many there are so far."""
+    answers: list[str] = []
+    for at in range(0, len(questions), at_once):
+        prompts = [tokenizer.apply_chat(q.messages[:1]) for q in questions[at : at + at_once]]
+        new = generate_ids(model, prompts, max_new_tokens=MAX_ANSWER, stop_ids=tokenizer.stop_ids)
+        answers += map(tokenizer.decode, new)
+        watch(len(answers))
+    pairs = list(zip(questions, answers, strict=True))
+    refusals = [any(word in answer for word in UNKNOWN) for answer in answers]
+    known = [no for (q, _), no in zip(pairs, refusals, strict=True) if q.kind != "unknown"]
+    said = Counter(answer for answer, no in zip(answers, refusals, strict=True) if not no)
+    top, count = said.most_common(1)[0] if said else ("", 0)
+
+    def share(*kinds: str) -> float:
+        right = [is_right(q, answer) for q, answer in pairs if q.kind in kinds]
+        return sum(right) / max(1, len(right))
+
+    return Score(
+        wordings=share("fact", "talk"),
+        sums=share("sum"),
+        unknown=share("unknown"),
+        refused=sum(known) / max(1, len(known)),
+        commonest=(top, count / len(questions)),
+        answers=answers,
+    )

@@ -1,0 +1,217 @@
+"""Supervised fine-tuning: conversations in, a model that answers out (Ouyang et al. 2022 §3.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import CheckedFields, ConfigError, DataError, InputError, WeightsError
+from ..train.config import TrainConfig
+from ..train.run import pick_device
+from ..train.run_folder import RunFolder
+from ..train.trainer import HeldOut, Progress, Store, Trainer
+from ..weights import load, open_model
+from .examples import Example, Message, read_conversations, to_examples
+from .lora import AdapterStore, LoraConfig, add_lora
+from .packing import PackedExamples, in_order, mixed, pack
+from .run import tune
+
+if TYPE_CHECKING:
+    from ..model.transformer import Transformer
+    from ..tokenizer import Tokenizer
+
+# For minutes of tuning: the learning rates are those of full tuning of small models.
+SHORT_TUNE = TrainConfig(
+    lr=1e-3, schedule="cosine", warmup_steps=20, weight_decay=0.0, batch_size=8, min_lr=0.05,
+    eval_every=None, checkpoint_every=None,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructConfig(CheckedFields):
+    """epochs: passes over the data, from which the steps follow unless train.steps is set apart.
+    held_out: the share of the conversations that is only scored, whole ones, drawn by the seed,
+    where no file of them is given. neftune: alpha of noise on the embeddings while it trains (Jain
+    et al. 2023), none unless given.
+    """
+
+    ZERO_ALLOWED: ClassVar = ("held_out",)
+
+    epochs: float = 3.0
+    held_out: float = 0.05
+    neftune: float | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run learns from, and what it makes of it."""
+
+    rows: list[list[Example]]
+    held_out: list[list[Example]]
+    examples: int
+    skipped: int  # too long for seq_len
+    learned_tokens: int  # targets of an epoch
+
+
+def prepare(
+    tokenizer: Tokenizer,
+    sets: Sequence[Sequence[tuple[str, list[Message]]]],
+    weights: Sequence[float],
+    seq_len: int,
+    seed: int,
+    held_out: Sequence[tuple[str, list[Message]]] | float,
+) -> Prepared:
+    """sets: of (place, messages), each as often in an epoch as its weight says.
+
+    held_out: conversations, or a share of each set's. Raises DataError where nothing is left to
+    learn, InputError for a weight that is not above 0.
+    """
+    if not all(0 < weight < 1000 for weight in weights):
+        raise InputError(f"a weight must be above 0 and below 1000 (got {list(weights)})")
+    scored: list[tuple[str, list[Message]]] = []
+    taught = [list(conversations) for conversations in sets]
+    if isinstance(held_out, float):
+        for number, conversations in enumerate(taught):
+            order = np.random.default_rng((seed, number, 1)).permutation(len(conversations))
+            first = order[: round(held_out * len(conversations))].tolist()
+            scored += [conversations[i] for i in sorted(first)]
+            for i in sorted(first, reverse=True):
+                del conversations[i]
+    else:
+        scored = list(held_out)
+    found = [
+        to_examples(tokenizer, conversations, seq_len) for conversations in taught if conversations
+    ]
+    chosen = mixed([examples for examples, _ in found], list(weights)[: len(found)], seed)
+    if not chosen:
+        raise DataError("there is no conversation to learn from; give some, or hold out fewer")
+    score, too_long = to_examples(tokenizer, scored, seq_len) if scored else ([], 0)
+    return Prepared(
+        rows=pack(chosen, seq_len),
+        held_out=pack(score, seq_len),
+        examples=len(chosen),
+        skipped=too_long + sum(skipped for _, skipped in found),
+        learned_tokens=sum(sum(example.learned[1:]) for example in chosen),
+    )
+
+
+def make_trainer(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    data: Prepared,
+    train: TrainConfig,
+    folder: RunFolder,
+    *,
+    neftune: float | None = None,
+    compiled: bool = False,
+    store: Store | None = None,
+    report: Callable[[dict[str, Any]], None] = lambda line: None,
+) -> Trainer:
+    """A trainer of the answers' cross entropy; store: what of the model a checkpoint holds."""
+    seq_len = train.seq_len or model.config.max_seq_len
+    if neftune is not None:
+        model.embed_tokens.register_forward_hook(partial(_add_noise, neftune))
+    scored = HeldOut(partial(in_order, data.held_out, max(1, 4096 // seq_len), seq_len))
+    return Trainer(
+        model,
+        PackedExamples(data.rows, train.batch_size, seq_len, train.seed),
+        train,
+        folder,
+        tokenizer=tokenizer,
+        held_out=scored if data.held_out else None,
+        compiled=compiled,
+        store=store,
+        report=report,
+    )
+
+
+def _add_noise(alpha: float, module: nn.Module, _: Any, embedded: Tensor) -> Tensor:
+    """Uniform, of size alpha / sqrt(T D) at most, in training only; a packed row's T is its own."""
+    if not module.training:
+        return embedded
+    most = alpha / math.sqrt(embedded.shape[-2] * embedded.shape[-1])
+    return embedded + torch.empty_like(embedded).uniform_(-most, most)
+
+
+def instruct(
+    begin: str | Path,
+    data: Sequence[tuple[str | Path, float]],
+    out: str | Path,
+    train: TrainConfig = SHORT_TUNE,
+    how: InstructConfig | None = None,
+    *,
+    held_out: str | Path | None = None,
+    lora: LoraConfig | None = None,
+    steps: int | None = None,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+    report: Callable[[dict[str, Any], int], None] = lambda line, steps: None,
+) -> Progress:
+    """Tunes the model at `begin` on JSONL files, each with its weight, in the run folder `out`.
+
+    lora: only adapters learn, and the run's checkpoints are adapters; without it the whole model.
+    steps: instead of how.epochs. report: a line of metrics.jsonl, and the steps in all. Raises
+    what `load`, `read_conversations` and training raise; TokenizerError for a tokenizer without a
+    chat template, ConfigError for other settings than a resumed run was begun with.
+    """
+    how = how or InstructConfig()
+    if open_model(begin).schemes:
+        raise WeightsError(f"{begin} is quantised and cannot train; begin with its original")
+    model, tokenizer = load(begin, dtype=torch.float32)
+    if tokenizer is None:
+        raise InputError(f"{begin} has no tokenizer, without which there is no text to learn from")
+    seq_len = train.seq_len or model.config.max_seq_len
+    if seq_len > model.config.max_seq_len:
+        raise ConfigError(
+            f"seq_len {seq_len} is above the model's max_seq_len {model.config.max_seq_len}"
+        )
+    prepared = prepare(
+        tokenizer,
+        [list(read_conversations(path)) for path, _ in data],
+        [weight for _, weight in data],
+        seq_len,
+        train.seed,
+        how.held_out if held_out is None else list(read_conversations(held_out)),
+    )
+    an_epoch = len(prepared.rows) / (train.batch_size * train.accumulate)
+    train = train.replace(steps=steps or max(1, math.ceil(how.epochs * an_epoch)))
+    held = sum(map(len, prepared.held_out))
+    say(
+        f"{prepared.examples:,} conversations an epoch in {len(prepared.rows):,} rows of {seq_len} "
+        f"tokens, {prepared.learned_tokens:,} of them learned; {held:,} held out; "
+        f"{prepared.skipped:,} longer than {seq_len} tokens left out"
+    )
+    settings: dict[str, Any] = {
+        "stage": "instruct",
+        "begin": str(begin),
+        "data": [f"{path}:{weight:g}" for path, weight in data],
+        "held_out_file": "" if held_out is None else str(held_out),
+        "tune": how.to_dict(),
+        "train": train.to_dict(),
+    }
+    if lora is not None:
+        torch.manual_seed(train.seed)
+        add_lora(model, lora)
+        settings["lora"] = lora.to_dict()
+
+    def make(folder: RunFolder) -> Trainer:
+        return make_trainer(
+            model.to(pick_device(train.device)).train(),
+            tokenizer,
+            prepared,
+            train,
+            folder,
+            neftune=how.neftune,
+            report=lambda line: report(line, train.steps),
+            store=AdapterStore(begin, lora) if lora else None,
+        )
+
+    return tune(out, settings, make, resume)
