@@ -29,9 +29,11 @@ from gpt2llama.model.presets import preset
 from gpt2llama.train.config import SHORT_RUN, RunConfig
 from gpt2llama.train.run import train
 
-VOCAB = 2048
-TEACHER = preset("zh-3m").replace(vocab_size=VOCAB)
-STUDENT = TEACHER.replace(d_model=96, n_layers=2, n_heads=3, n_kv_heads=1, d_ff=192)
+VOCAB = 512
+TEACHER = preset("zh-3m").replace(
+    vocab_size=VOCAB, max_seq_len=64, n_layers=3, d_model=128, d_ff=256
+)
+STUDENT = TEACHER.replace(n_layers=1, d_model=48, n_heads=2, n_kv_heads=1, d_ff=96)
 ARMS: dict[str, dict[str, Any] | None] = {
     "data": None,
     "logits": {"alpha": 0.5, "temperature": 2.0},
@@ -81,8 +83,8 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="a folder for the runs, taken up if it is there")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=["data", "logits"])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300, help="of a student, 2,048 tokens each")
-    parser.add_argument("--teacher-steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=600, help="of a student, 1,024 tokens each")
+    parser.add_argument("--teacher-steps", type=int, default=1200)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/distillation.json"))
     args = parser.parse_args()
     arms = ["data", *(arm for arm in args.arms if arm != "data")]

@@ -9,10 +9,9 @@ The teacher runs beside the student (LiveTeacher) or, with top_k, once before it
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,12 +22,13 @@ from torch import Tensor
 from ..data.batches import IGNORED, Batch, TokenData
 from ..errors import CheckedFields, ConfigError, TokenizerError
 from ..tokenizer import load_tokenizer
-from ..train.config import RunConfig
-from ..train.run import draw_curve, make_trainer, pick_device
+from ..train.config import RunConfig, to_toml
+from ..train.run import make_trainer, pick_device
 from ..train.run_folder import RunFolder
 from ..train.step import computing_dtype
 from ..train.trainer import Progress, Trainer
 from ..weights import load, open_model
+from .run import tune
 from .top_k import TaughtBatch, TaughtBatches, Watch, bucket_divergence
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ Report = Callable[[dict[str, Any]], None]
 # The divergence (N,) of a student's logits (N, V) from a teacher, at the places of a batch where a
 # bool (B, T) holds.
 Teach = Callable[[Tensor, Batch, Tensor], Tensor]
-_MAY_CHANGE = {"steps", "eval_every", "checkpoint_every", "patience"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +65,14 @@ class DistillRun(RunConfig):
 
     distill: DistillConfig = field(default_factory=lambda: DistillConfig(teacher=""))
 
+    def settings(self) -> dict[str, Any]:
+        """As they stand in config.toml."""
+        begin = {"begin": self.begin} if self.begin else {}
+        tables = {"model": self.model, "train": self.train, "distill": self.distill}
+        return {"data": self.data, **begin, **{name: t.to_dict() for name, t in tables.items()}}
+
     def to_toml(self) -> str:
-        values = {k: "none" if v is None else v for k, v in asdict(self.distill).items()}
-        lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in values.items()]
-        return super().to_toml() + "\n[distill]\n" + "".join(lines)
+        return to_toml(self.settings())
 
     def changed(self, pairs: list[str], distill: dict[str, Any]) -> DistillRun:
         """With `key=value` strings as `set` takes them, and these fields of [distill]."""
@@ -155,13 +158,11 @@ def distill(
     does, TokenizerError for a teacher of another vocabulary, ConfigError for one with a shorter
     context.
     """
-    with RunFolder(out, resume) as folder:
-        written = folder.path / "config.toml"
-        if written.exists():
-            check_same(DistillRun.read(written), run, folder.path)
-        progress = make_distiller(run, folder, report, watch).run()
-        draw_curve(folder)
-    return progress
+
+    def make(folder: RunFolder) -> Trainer:
+        return make_distiller(run, folder, report, watch)
+
+    return tune(out, run.settings(), make, resume)
 
 
 def make_distiller(
@@ -181,7 +182,7 @@ def make_distiller(
         return (model if quantised else model.to(dtype)).requires_grad_(False)
 
     trainer = make_trainer(run, folder, report)
-    folder.write_text("config.toml", run.to_toml())
+    folder.write_text("config.toml", run.to_toml())  # before the long part, to go on from
     if how.top_k is None:
         trainer.step.objective = Distillation(how, LiveTeacher(teacher(), how.temperature))
         return trainer
@@ -217,18 +218,3 @@ def check_teacher(run: DistillRun) -> int:
             f"seq_len={context} or take another teacher"
         )
     return min(size, run.model.vocab_size)
-
-
-def check_same(before: DistillRun, now: DistillRun, folder: Path) -> None:
-    """ConfigError where a run that goes on has other settings than it began with."""
-    old, new = (
-        {"data": run.data, "begin": run.begin, **run.model.to_dict(), **run.train.to_dict(),
-         **run.distill.to_dict()}
-        for run in (before, now)
-    )  # fmt: skip
-    for name in old:
-        if old[name] != new[name] and name not in _MAY_CHANGE:
-            raise ConfigError(
-                f"{folder} was begun with {name}={old[name]!r}, not {new[name]!r}; resume it with "
-                "the same settings or distil in another --out"
-            )
