@@ -32,11 +32,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": {"machine", "model", "native", "quant", "tokenizer"},
     "data": {"tokenizer"},
     "train": {"machine", "model", "data", "tokenizer", "weights", "plan"},
+    "evaluate": {"generate", "model", "tokenizer"},
     "corpus": {"assets", "data", "tokenizer"},
     "inference_speed": {"generate", "machine", "model", "native", "plan", "weights"},
     "finetune": {
-        *("data", "generate", "machine", "model", "plan", "quant", "tokenizer", "train"),
-        "weights",
+        *("assets", "data", "generate", "machine", "model", "plan", "quant", "tokenizer"),
+        *("train", "weights"),
     },
     "demo": {
         *("corpus", "data", "finetune", "generate", "machine", "model", "plan", "tokenizer"),

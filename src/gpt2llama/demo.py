@@ -18,11 +18,11 @@ from .atomic import new_folder, write_text
 from .corpus import corpus_texts, prepare_corpus
 from .data.batches import TokenData
 from .errors import FileError, InputError
-from .finetune.assistant import Score, assistant
+from .finetune.assistant import Score, assistant, to_learn
 from .finetune.assistant import score as score_answers
 from .finetune.assistant import texts as assistant_texts
 from .finetune.instruct import make_trainer as make_trainer_of_answers
-from .finetune.instruct import prepare
+from .finetune.instruct import packed
 from .generate import stream
 from .generate.chat import Chat
 from .machine import gemm_limit
@@ -140,16 +140,17 @@ def _tune(
 ) -> dict[str, Any]:
     """In out/tune, with its own plan; the tuned model becomes what `out` loads as."""
     data, steps = assistant(), [0]
-    taught = [(question.about, question.messages) for question in data.train]
     seq_len = model.config.max_seq_len
-    prepared = prepare(tokenizer, [taught], [1.0], seq_len, TUNE.seed, [])
+    learned = [e for e in to_learn(tokenizer, data.train) if len(e.ids) - 1 <= seq_len]
+    prepared = packed(learned, seq_len)
     say(
         f"tuning: {prepared.examples:,} questions with answers, in {len(prepared.rows):,} rows of "
         f"{seq_len} tokens"
     )
     with RunFolder(out / "tune", resume=True) as folder:
         settled = folder.path / "config.toml"
-        cfg = RunConfig.read(settled).train if settled.exists() else TUNE
+        compiling = RunConfig.read(out / "config.toml").train.compile
+        cfg = RunConfig.read(settled).train if settled.exists() else TUNE.replace(compile=compiling)
         compiled = cfg.compile == "on"
         trainer = make_trainer_of_answers(
             model.train(), tokenizer, prepared, cfg, folder, compiled=compiled,

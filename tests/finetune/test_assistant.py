@@ -6,7 +6,17 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from gpt2llama.finetune.assistant import Question, assistant, normalised, worked_sum
+from gpt2llama.finetune.assistant import (
+    Question,
+    assistant,
+    normalised,
+    score,
+    texts,
+    to_learn,
+    worked_sum,
+)
+from gpt2llama.finetune.examples import to_example
+from gpt2llama.tokenizer import train_bpe
 
 
 def of(questions: list[Question], *kinds: str) -> list[Question]:
@@ -23,7 +33,7 @@ def test_sizes() -> None:
     assert len(of(data.held_out, "unknown")) >= 200
     assert len(of(data.held_out, "sum")) >= 200
     english = sum(q.english for q in data.train) / len(data.train)
-    assert 0.1 < english < 0.25
+    assert 0.05 < english < 0.25
 
 
 def test_nothing_held_out_is_in_training() -> None:
@@ -75,3 +85,52 @@ def test_worked_sums_are_right(a: int, b: int) -> None:
             left, _, value = part.strip(" soabcdefghijklmnpqrtuvwxyz个位十所以").partition("=")
             assert sum(map(int, left.split("+"))) == int(value)
         assert text.rstrip("。.").endswith(f"={a + b}")
+
+
+def test_what_is_learned_of_a_question() -> None:
+    """All of a refusal, four times, and of a sum, twice; of most facts how the answer begins."""
+    data = assistant()
+    tokenizer = train_bpe([texts()], 600)
+    some = [q for kind in ("fact", "sum", "unknown") for q in of(data.train, kind)[:60]]
+    learned = to_learn(tokenizer, some)
+    whole = [to_example(tokenizer, q.messages) for q in some]
+    assert learned[60:180] == [example for example in whole[60:120] for _ in range(2)]
+    assert learned[180:] == [example for example in whole[120:] for _ in range(4)]
+    cut = [(a, b) for a, b in zip(learned[:60], whole, strict=False) if a != b]
+    assert 25 < len(cut) < 60
+    for part, example in cut:
+        assert part.ids == example.ids[: len(part.ids)]
+        assert part.learned == example.learned[: len(part.ids)]
+        assert sum(part.learned) == 6
+
+
+def test_scores_count_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [
+        Question("fact", "a", "A?", "旋转", ("旋转|转",)),
+        Question("talk", "b", "B?", "您好", ("您好",)),
+        Question("sum", "1+2", "1+2?", "1+2=3。", ("3",)),
+        Question("sum", "1+3", "1+3?", "1+3=4。", ("4",)),
+        Question("unknown", "c", "C?", "不知道", ("不知道",)),
+        Question("fact", "d", "D?", "Q and K", ("q and k",), english=True),
+    ]
+    said = ["会转。", "我不知道。", "1+2=4，所以3。", "1+3=4，不对，5", "不知道", "会转。"]
+    monkeypatch.setattr(
+        "gpt2llama.finetune.assistant.generate_ids",
+        lambda model, prompts, **_: [list(said[n].encode()) for (n,) in prompts],
+    )
+
+    class Echo:
+        stop_ids = frozenset({0})
+        asked = iter(range(len(said)))
+
+        def apply_chat(self, messages: list[dict[str, str]]) -> list[int]:
+            return [next(self.asked)]
+
+        def decode(self, ids: list[int]) -> str:
+            return bytes(ids).decode()
+
+    found = score(None, Echo(), questions, at_once=4)  # type: ignore[arg-type]  # stand-ins
+    assert found.answers == said
+    assert (found.wordings, found.sums, found.unknown) == (1 / 3, 1 / 2, 1)
+    assert found.refused == 1 / 5
+    assert found.commonest == ("会转。", 2 / 6)

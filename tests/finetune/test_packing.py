@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 import torch.nn.functional as F
 from sharp import make
 from torch.testing import assert_close
 
 from gpt2llama.data.batches import IGNORED
+from gpt2llama.errors import InputError
 from gpt2llama.finetune.examples import Example
 from gpt2llama.finetune.packing import PackedExamples, in_order, mixed, pack, to_batch
 from gpt2llama.model.config import ModelConfig
@@ -38,6 +40,11 @@ def test_every_example_once_in_rows_that_are_nearly_full() -> None:
     sizes = [sum(len(e.ids) - 1 for e in row) for row in rows]
     assert max(sizes) <= 32
     assert sum(sizes) > 0.95 * 32 * len(rows)
+
+
+def test_one_that_fits_no_row_is_refused() -> None:
+    with pytest.raises(InputError, match="takes 40 places and a row has 32"):
+        pack([*examples(3), Example([1] * 41, [True] * 41)], 32)
 
 
 def test_the_loss_is_that_of_each_alone() -> None:

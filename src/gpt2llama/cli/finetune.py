@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from . import _finetune_instruct
+from . import (
+    _finetune_classify,
+    _finetune_distill,
+    _finetune_instruct,
+    _finetune_preference,
+    _finetune_reward,
+)
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -14,4 +20,8 @@ def finetune() -> None:
     """Make an assistant of a model that continues text."""
 
 
+app.command("classify")(_finetune_classify.classify)
 app.command("instruct")(_finetune_instruct.instruct)
+app.command("distill")(_finetune_distill.distill)
+app.command("preference")(_finetune_preference.preference)
+app.command("reward")(_finetune_reward.reward)

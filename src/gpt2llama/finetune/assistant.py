@@ -18,6 +18,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..generate import generate_ids
+from .examples import Example, to_example
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 FACTS = ("architecture", "training", "inference", "tuning", "smalltalk")
 HELD_WORDINGS, HELD_UNKNOWN = 0.1, 0.25
+ENGLISH = 3  # each third fact is asked in English, too
 TEMPLATED = 24  # wordings of a fact by template, in Chinese; in English a quarter
 SUMS, HELD_SUMS = 1600, 200
+WHOLE, BEGIN, TIMES = 0.35, 6, {"unknown": 4, "sum": 2}  # see to_learn; BEGIN in tokens
 MAX_ANSWER = 64  # tokens; the longest has 50
 SEED = 2024  # of the split: other questions would be held out with another
 _SUM_ZH = (
@@ -82,6 +85,19 @@ def assistant() -> Assistant:
     return Assistant(list(unique.values()), held_out)
 
 
+def to_learn(tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Example]:
+    """An epoch. A few wordings teach a whole answer; most only how it begins, which is all that a
+    wording decides, and cost half as many tokens. Refusals and sums come several times."""
+    rng, examples = random.Random(SEED), list[Example]()
+    for question in questions:
+        example = to_example(tokenizer, question.messages)
+        if question.kind in ("fact", "talk") and rng.random() > WHOLE:
+            end = example.learned.index(True) + BEGIN
+            example = Example(example.ids[:end], example.learned[:end])
+        examples += [example] * TIMES.get(question.kind, 1)
+    return examples
+
+
 def texts() -> str:
     """What a tokenizer should know: questions of the training part, and each answer once."""
     known = [question for question in assistant().train if question.kind != "sum"]
@@ -109,9 +125,9 @@ def _divide(
 def _facts(data: Assistant, rng: random.Random) -> None:
     templates = _read("templates")
     for name in FACTS:
-        for fact in _read(name)["fact"]:
+        for number, fact in enumerate(_read(name)["fact"]):
             for suffix, language, most in (("", "zh", TEMPLATED), ("_en", "en", TEMPLATED // 4)):
-                if f"answer{suffix}" not in fact:
+                if f"answer{suffix}" not in fact or (suffix and number % ENGLISH):
                     continue
                 _divide(data, rng, _asked(name, fact, suffix, fact[f"ask{suffix}"]), HELD_WORDINGS)
                 ways = templates[fact["intent"]][language] if "intent" in fact else []

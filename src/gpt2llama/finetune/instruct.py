@@ -94,12 +94,18 @@ def prepare(
     if not chosen:
         raise DataError("there is no conversation to learn from; give some, or hold out fewer")
     score, too_long = to_examples(tokenizer, scored, seq_len) if scored else ([], 0)
+    return packed(chosen, seq_len, score, too_long + sum(skipped for _, skipped in found))
+
+
+def packed(
+    examples: Sequence[Example], seq_len: int, held_out: Sequence[Example] = (), skipped: int = 0
+) -> Prepared:
     return Prepared(
-        rows=pack(chosen, seq_len),
-        held_out=pack(score, seq_len),
-        examples=len(chosen),
-        skipped=too_long + sum(skipped for _, skipped in found),
-        learned_tokens=sum(sum(example.learned[1:]) for example in chosen),
+        rows=pack(examples, seq_len),
+        held_out=pack(held_out, seq_len),
+        examples=len(examples),
+        skipped=skipped,
+        learned_tokens=sum(sum(example.learned[1:]) for example in examples),
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..data.batches import IGNORED, Batch
+from ..errors import InputError
 from .examples import Example
 
 Rows = list[list[Example]]
@@ -16,6 +17,8 @@ Rows = list[list[Example]]
 def pack(examples: Sequence[Example], seq_len: int) -> Rows:
     """Rows of at most seq_len inputs, by first-fit of the longest (Johnson 1973: at most 11/9 of
     the fewest rows). An example of n ids takes n - 1 places: its last id is only a target."""
+    if examples and (longest := max(len(e.ids) for e in examples) - 1) > seq_len:
+        raise InputError(f"an example takes {longest} places and a row has {seq_len}; leave it out")
     order = sorted(range(len(examples)), key=lambda i: -len(examples[i].ids))
     room: list[int] = []
     rows: Rows = []

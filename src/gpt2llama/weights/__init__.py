@@ -42,9 +42,9 @@ def load(
     """A model in eval mode and its tokenizer, or None where there is none.
 
     path: our folder, a run folder (its latest checkpoint), a Hugging Face folder (GPT-2, Llama,
-    Mistral, Qwen2, Qwen3), PEFT's (adapter_config.json: its base model with the adapter merged),
-    Meta's (params.json), a .gguf file, nanoGPT's ckpt.pt, OpenAI's GPT-2 checkpoint (hparams.json),
-    an asset's name or a hub id. dtype: the file's unless given; fp32
+    Mistral, Qwen2, Qwen3), a LoRA adapter in PEFT's format (adapter_config.json: its base model
+    with the adapter merged), Meta's (params.json), a .gguf file, nanoGPT's ckpt.pt, OpenAI's GPT-2
+    checkpoint (hparams.json), an asset's name or a hub id. dtype: the file's unless given; fp32
     for a quantised GGUF. ignore_keys: config keys to treat as not there. rope_factor: of a Meta
     folder with use_scaled_rope, which does not say it. quant: "int8" or "int4" rounds the weights
     to nearest; "keep" leaves a GGUF's Q8_0, Q4_0 and Q4_1 in their blocks instead of expanding
@@ -105,6 +105,11 @@ def _base_of(adapter: peft.Adapter) -> Path:
 
 
 def _open_whole(place: Path, ignore_keys: Collection[str], rope_factor: float | None) -> Opened:
+    if (place / "classifier.json").is_file():
+        raise WeightsError(
+            f"{place} is a classifier and no language model: its head scores labels; use it with "
+            "gpt2llama classify"
+        )
     if not (place / "config.json").exists():
         if (place / "params.json").is_file():
             from . import meta

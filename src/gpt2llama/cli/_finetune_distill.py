@@ -1,0 +1,206 @@
+"""`gpt2llama finetune distill`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from ._print import Json, log, print_json, tell
+
+LOGITS, ANSWERS = "Learning its probabilities", "Writing its answers"
+
+
+def distill(
+    out: Annotated[Path, typer.Option(help="The run's folder; with --prompts a new .jsonl file.")],
+    student: Annotated[
+        str | None, typer.Argument(help="A model to train on from, or a preset for a new one.")
+    ] = None,
+    teacher: Annotated[str | None, typer.Option(help="The model to learn from.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A folder of `data prepare`.", rich_help_panel=LOGITS),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Softens both distributions; 2.", rich_help_panel=LOGITS),
+    ] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            help="The teacher's weight, 0 to 1; the data has the rest; 0.5.",
+            rich_help_panel=LOGITS,
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Run the teacher once and keep its k likeliest tokens of each place.",
+            rich_help_panel=LOGITS,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="As of train.", rich_help_panel=LOGITS),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="A .jsonl (prompt, instruction or messages) or a text, a prompt a line.",
+            rich_help_panel=ANSWERS,
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, rich_help_panel=ANSWERS)
+    ] = 128,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Answers at a time.", rich_help_panel=ANSWERS)
+    ] = 16,
+    resume: Annotated[bool, typer.Option(help="Go on with what was begun.")] = False,
+    json: Json = False,
+) -> None:
+    """Train a small model on a larger one's probabilities (same tokenizer), or, with --prompts,
+    write the larger one's answers as data for finetune instruct (any tokenizer)."""
+    if prompts is not None:
+        if student is not None or data is not None:
+            raise ConfigError("--prompts writes answers and trains nothing: leave STUDENT out")
+        if teacher is None:
+            raise ConfigError("--teacher is missing: the model that answers")
+        _answers(teacher, prompts, out, max_new_tokens, batch_size, resume, json)
+        return
+    from ..finetune.distill import DistillConfig, DistillRun, distill
+    from ..train.config import TrainConfig
+    from ..train.trainer import Interrupted
+    from ._config import config_of
+    from ._progress import TrainingProgress
+
+    if resume and student is None and (out / "config.toml").exists():
+        run = DistillRun.read(out / "config.toml")
+    elif student is None or teacher is None or data is None:
+        raise ConfigError("give STUDENT, --teacher and --data (or --prompts, for its answers)")
+    else:
+        from ..model.presets import presets
+
+        begin = "" if student in presets() else _place(student)
+        run = DistillRun(
+            model=config_of(student),
+            train=TrainConfig(),
+            data=str(data.resolve()),
+            begin=begin,
+            distill=DistillConfig(teacher=_checkpoint(teacher)),
+        )
+    given = {"temperature": temperature, "alpha": alpha, "top_k": top_k}
+    changes = {name: value for name, value in given.items() if value is not None}
+    run = run.changed(settings or [], changes)
+    try:
+        with TrainingProgress() as shown, _counter("the teacher reads", "windows") as watch:
+            total = run.train.steps
+            report = partial(shown.update, steps=total)
+            done = distill(run, out, resume=resume, report=report, watch=watch)
+    except KeyboardInterrupt as error:
+        said = str(error) if isinstance(error, Interrupted) else "stopped"
+        place = shlex.quote(str(out))
+        tell(f"{said}; go on with: gpt2llama finetune distill --out {place} --resume")
+        raise typer.Exit(130) from None
+    if json:
+        print_json({"run": str(out), "step": done.step, "tokens": done.tokens, **shown.last})
+    else:
+        tell(f"{done.step} steps, {done.tokens:,} tokens in {done.seconds:.0f} s: {out}")
+
+
+def _answers(
+    teacher: str, prompts: Path, out: Path, count: int, batch_size: int, resume: bool, json: bool
+) -> None:
+    from ..finetune.teacher_answers import read_prompts, write_answers
+    from ._model import load_with_tokenizer
+
+    questions = read_prompts(prompts)
+    model, tokenizer = load_with_tokenizer(teacher, None, None)
+    try:
+        with _counter("the teacher answers", "prompts") as watch:
+            done = write_answers(
+                model,
+                tokenizer,
+                questions,
+                out,
+                name=_place(teacher),
+                max_new_tokens=count,
+                batch_size=batch_size,
+                resume=resume,
+                watch=watch,
+            )
+    except KeyboardInterrupt:
+        tell("stopped; go on with the same command and --resume")
+        raise typer.Exit(130) from None
+    if json:
+        print_json({"path": str(out), **vars(done)})
+        return
+    left = f", {done.empty} empty and {done.cut_off} cut off left out (-n sets how long)"
+    tell(f"{done.written:,} answers{left if done.empty or done.cut_off else ''}: {out}")
+
+
+def _place(name: str) -> str:
+    """Absolute, if it is a path: a run may be resumed from elsewhere."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
+
+
+def _checkpoint(name: str) -> str:
+    """Of a run its latest one now: a resumed distillation must not meet a later one."""
+    from ..weights import open_model
+
+    if (Path(name) / "latest").is_file():
+        return str(Path(open_model(name).where).parent.resolve())
+    return _place(name)
+
+
+class _Counter:
+    """Called with how many are done, of how many."""
+
+    def __init__(self, what: str, unit: str) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+        self.bar = Progress(
+            *columns, TimeRemainingColumn(), console=log, transient=True,
+            disable=not log.is_terminal,
+        )  # fmt: skip
+        self.what, self.unit, self.first = what, unit, 0
+        self.task = self.bar.add_task(what, total=None, visible=False)
+        self.begun = self.shown = 0.0
+
+    def __call__(self, done: int, count: int) -> None:
+        now = time.monotonic()
+        if not self.begun:
+            self.begun = self.shown = now
+            self.first = done
+            self.bar.start()
+        self.bar.update(self.task, completed=done, total=count, visible=True)
+        if done == count:
+            self.bar.stop()
+        elif not log.is_terminal and now - self.shown > 10 and done > self.first:
+            left = (now - self.begun) / (done - self.first) * (count - done)
+            log.print(f"{self.what}: {done:,}/{count:,} {self.unit}, {left:.0f} s left")
+            self.shown = now
+
+
+@contextmanager
+def _counter(what: str, unit: str) -> Iterator[_Counter]:
+    counter = _Counter(what, unit)
+    try:
+        yield counter
+    finally:
+        counter.bar.stop()

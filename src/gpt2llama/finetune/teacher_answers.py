@@ -1,0 +1,194 @@
+"""A teacher's answers to prompts, written as conversations: data for instruction tuning.
+
+Kim and Rush 2016, "Sequence-Level Knowledge Distillation": the student learns what the teacher
+says, so that the two may have different tokenizers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..atomic import write_text
+from ..errors import DataError, FileError, InputError
+from ..generate.batch import chat_prompt, complete_all
+
+if TYPE_CHECKING:
+    from ..model.transformer import Transformer
+    from ..tokenizer import Tokenizer
+
+MAX_LINE = 1 << 20  # characters
+AT_ONCE = 8  # batches sorted by length together, and written together
+Message = dict[str, str]
+Watch = Callable[[int, int], None]  # done, of how many
+
+
+@dataclass(frozen=True)
+class Written:
+    """Conversations in the file, and those left out: an answer that is empty or breaks off would
+    teach that."""
+
+    written: int
+    empty: int
+    cut_off: int
+
+
+def read_prompts(path: str | Path) -> list[list[Message]]:
+    """Messages that end with the user's: of a .jsonl file the `prompt`, the `instruction` and
+    `input`, or the `messages` (without a last answer) of each line; of any other each line itself.
+
+    Raises FileError; DataError, naming the line.
+    """
+    path = Path(path)
+    prompts = []
+    for number, line in _lines(path):
+        place = f"{path}:{number}"
+        messages = [_user(line.strip())]
+        if path.suffix == ".jsonl":
+            try:
+                messages = _messages(json.loads(line))
+            except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+                raise DataError(
+                    f"{place} must be an object with a prompt, an instruction or messages ({error})"
+                ) from None
+        if not messages or messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
+            raise DataError(f"{place} has no question for the teacher; fill it or leave it out")
+        prompts.append(messages)
+    if not prompts:
+        raise DataError(f"{path} has no prompt in it")
+    return prompts
+
+
+def write_answers(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[list[Message]],
+    out: str | Path,
+    *,
+    name: str = "",
+    max_new_tokens: int = 128,
+    batch_size: int = 16,
+    resume: bool = False,
+    watch: Watch = lambda done, count: None,
+) -> Written:
+    """Writes `out`, a line {"messages": […]} for each prompt, with the teacher's greedy answer.
+
+    What is answered so far stands in `out`.partial, from which `resume` goes on; name: the
+    teacher's, by which it is known to be the same. Raises FileError for a place in use, InputError
+    for a prompt that fills the context, or a file begun with other settings.
+    """
+    out = Path(out)
+    partial = out.with_name(f"{out.name}.partial")
+    if out.exists():
+        raise FileError(f"{out} exists already; name another --out or delete it")
+    if partial.exists() and not resume:
+        raise FileError(f"{partial} is there: go on with --resume, or delete it")
+    ids = [chat_prompt(tokenizer, messages) for messages in prompts]
+    for number, prompt in enumerate(ids, 1):
+        if len(prompt) >= model.config.max_seq_len:
+            raise InputError(
+                f"prompt {number} has {len(prompt)} tokens and the teacher's context "
+                f"{model.config.max_seq_len}; shorten it or leave it out"
+            )
+    digest = hashlib.sha256(json.dumps([*prompts]).encode("utf-8")).hexdigest()
+    settings = {"teacher": name, "prompts": digest, "max_new_tokens": max_new_tokens,
+                "batch_size": batch_size}  # fmt: skip
+    chunk = AT_ONCE * batch_size
+    lines = _begin(partial, settings, chunk)
+    try:
+        with partial.open("ab") as file:
+            for begin in range(len(lines), len(prompts), chunk):
+                watch(begin, len(prompts))
+                found = [""] * len(ids[begin : begin + chunk])
+                for batch in complete_all(
+                    model,
+                    tokenizer,
+                    ids[begin : begin + chunk],
+                    max_new_tokens=max_new_tokens,
+                    batch_size=batch_size,
+                ):
+                    for number, row in batch:
+                        found[number] = json.dumps(
+                            {
+                                "messages": [
+                                    *prompts[begin + number],
+                                    {"role": "assistant", "content": row.text},
+                                ],
+                                "finish_reason": row.finish_reason,
+                            },
+                            ensure_ascii=False,
+                        )
+                file.write("".join(line + "\n" for line in found).encode("utf-8"))
+                file.flush()
+                os.fsync(file.fileno())
+                lines += found
+    except OSError as error:
+        raise FileError(f"cannot write {partial}: {error.strerror or error}") from error
+    watch(len(prompts), len(prompts))
+    kept, empty, cut_off = list[str](), 0, 0
+    for line in lines:
+        values = json.loads(line)
+        if not values["messages"][-1]["content"].strip():
+            empty += 1
+        elif values["finish_reason"] != "stop":
+            cut_off += 1
+        else:
+            kept.append(json.dumps({"messages": values["messages"]}, ensure_ascii=False) + "\n")
+    write_text(out, "".join(kept))
+    partial.unlink()
+    return Written(len(kept), empty, cut_off)
+
+
+def _begin(partial: Path, settings: dict[str, Any], chunk: int) -> list[str]:
+    """The answers of whole chunks, to which the file is cut back; a new file has a first line."""
+    head, found = json.dumps(settings), list[str]()
+    if partial.exists():
+        first, *rest = partial.read_text(encoding="utf-8").split("\n")
+        if rest and first != head:
+            raise InputError(
+                f"{partial} was begun with another teacher, prompts or settings; delete it or "
+                "give those"
+            )
+        found = rest[: max(0, len(rest) - 1) // chunk * chunk]
+    write_text(partial, "".join(line + "\n" for line in [head, *found]), overwrite=True)
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), ""), 1):
+                if len(line) > MAX_LINE:
+                    raise DataError(f"{path}:{number} has more than {MAX_LINE:,} characters")
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as UTF-8") from error
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _messages(values: Any) -> list[Message]:
+    """Raises whatever comes of other shapes."""
+    if "messages" in values:
+        messages = [{"role": str(m["role"]), "content": m["content"]} for m in values["messages"]]
+        messages = (
+            messages[:-1] if messages[-1:] and messages[-1]["role"] == "assistant" else messages
+        )
+    elif "prompt" in values:
+        messages = [_user(values["prompt"])]
+    else:
+        parts = [values["instruction"], values.get("input") or ""]
+        messages = [_user("\n".join(part for part in parts if part))]
+    if not all(isinstance(message["content"], str) for message in messages):
+        raise TypeError("a text is no string")
+    return messages
