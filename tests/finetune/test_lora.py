@@ -77,6 +77,7 @@ def test_the_sum_by_hand_for_every_switch(cfg: ModelConfig, leaves: set[str], ra
     assert_close(copy(ids), want)
     assert len(adapters(model)) > 0 == len(adapters(copy))
     assert copy.embed_tokens.weight is model.embed_tokens.weight
+    assert not any(p.requires_grad for p in copy.parameters())
     tied_head = "lm_head" in leaves and cfg.tie_embeddings
     assert len(merge(model)) == tied_head
     assert model.config == cfg.replace(tie_embeddings=cfg.tie_embeddings and not tied_head)
