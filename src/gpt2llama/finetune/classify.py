@@ -40,16 +40,13 @@ if TYPE_CHECKING:
     from ..model.config import ModelConfig
     from ..tokenizer import Tokenizer
 
-# What a method usually wants. A new model, all of whose weights learn, is "new".
-USUAL: dict[str, tuple[float, TrainConfig]] = {
-    "last-layer": (3.0, TrainConfig(lr=1e-2, weight_decay=0.0, warmup_steps=20)),
-    "lora": (1.0, TrainConfig(lr=1e-3, weight_decay=0.0, warmup_steps=20)),
-    "full": (1.0, TrainConfig(lr=5e-5, weight_decay=0.0, warmup_steps=20)),
-    "new": (5.0, TrainConfig(lr=2e-3, batch_size=32)),
-}
+_EACH_EPOCH = TrainConfig(eval_every=None, checkpoint_every=None, warmup_steps=20, weight_decay=0.0)
+# What a method usually wants: epochs, and how. A new model, all of whose weights learn, is "new".
 USUAL = {
-    name: (epochs, cfg.replace(eval_every=None, checkpoint_every=None))
-    for name, (epochs, cfg) in USUAL.items()
+    "last-layer": (3.0, _EACH_EPOCH.replace(lr=1e-2)),
+    "lora": (1.0, _EACH_EPOCH.replace(lr=1e-3)),
+    "full": (1.0, _EACH_EPOCH.replace(lr=5e-5)),
+    "new": (5.0, _EACH_EPOCH.replace(lr=2e-3, batch_size=32, warmup_steps=50, weight_decay=0.1)),
 }
 _AT_ONCE = 64  # texts that are scored together
 _TRAINED = "trained.safetensors"
