@@ -267,6 +267,18 @@ def test_caches_it_does_not_fit() -> None:
     assert not fast.fits(moved)
 
 
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_a_cache_with_other_tensors_is_read_anew(name: str) -> None:
+    model, cache, ids = make(BASE, dtype=torch.float32), KVCache(BASE, 1, CONTEXT), tokens(1, 6)
+    fast = kernel(model)
+    assert fast.fits(cache)
+    fast.step(ids[:, :5], cache)
+    old = getattr(cache, name)
+    setattr(cache, name, old.clone())
+    old.fill_(torch.nan)
+    close(fast.step(ids[:, 5:], cache), model, ids)
+
+
 def test_weights_are_read_in_place() -> None:
     model, cache = make(BASE, dtype=torch.float32), KVCache(BASE, 1, CONTEXT)
     fast, ids = kernel(model), tokens(1, CONTEXT)

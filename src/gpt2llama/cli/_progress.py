@@ -54,11 +54,12 @@ class TrainingProgress:
             return
         if self._task is None:
             self._task = self.bar.add_task("training", total=steps, figures="")
+        if not self.bar.live.is_started:  # at first, and when a second stage begins
             self.bar.start()
         figures = (
             f"loss {self.last.get('loss', math.nan):.3f}  {line['tokens_per_s']:,.0f} tokens/s"
         )
-        self.bar.update(self._task, completed=line["step"], figures=figures)
+        self.bar.update(self._task, total=steps, completed=line["step"], figures=figures)
         now = time.monotonic()
         if "bits_per_byte" in line:
             log.print(f"step {line['step']:,}: held out {line['bits_per_byte']:.3f} bits per byte")

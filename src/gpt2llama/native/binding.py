@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from operator import is_not
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class NativeDecoder:
         self._model, self._kept = model, []  # type: tuple[Transformer, list[Tensor]]
         self._library, self._contexts = _bind(), 0
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._last: tuple[Tensor, _Cache] | None = None
+        self._last: tuple[list[Any], _Cache] = [], _Cache()
         self._layers = (_Layer * cfg.n_layers)(*(self._layer(block) for block in model.layers))
         self._struct = _Model(
             layers=cfg.n_layers,
@@ -202,19 +203,13 @@ class NativeDecoder:
 
     def _held(self, cache: KVCache) -> _Cache:
         """As the kernel sees it; made anew when select() or another cache brought other tensors."""
-        if self._last is None or self._last[0] is not cache.keys:
-            scales = _scales(cache)
-            held = _Cache(
-                keys=cache.keys.data_ptr(),
-                values=cache.values.data_ptr(),
-                key_scales=None if scales[0] is None else scales[0].data_ptr(),
-                value_scales=None if scales[1] is None else scales[1].data_ptr(),
-                rows=len(cache.length),
-                slots=cache.max_len + 1,
-                kind=_KINDS[cache.keys.dtype],
-            )
-            self._last = cache.keys, held
-        return self._last[1]
+        tensors = [cache.keys, cache.values, *_scales(cache)]
+        before, held = self._last
+        if len(before) != len(tensors) or any(map(is_not, before, tensors)):
+            places = [None if t is None else t.data_ptr() for t in tensors]
+            held = _Cache(*places, len(cache.length), cache.max_len + 1, _KINDS[cache.keys.dtype])
+            self._last = tensors, held
+        return held
 
     def _place(self, contexts: int) -> None:
         """Tables of the positions below `contexts`, the model's own."""
