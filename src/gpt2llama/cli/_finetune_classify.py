@@ -100,7 +100,8 @@ def classify(
     )
 
     def report(line: dict[str, Any], steps: int) -> None:
-        shown.update(line, steps)
+        # Else it would call the validation texts' loss held-out, as it is elsewhere.
+        shown.update({k: v for k, v in line.items() if k != "held_out_loss"}, steps)
         if "accuracy" in line:
             tell(
                 f"step {line['step']:,}: validation loss {line['held_out_loss']:.4f}, "
