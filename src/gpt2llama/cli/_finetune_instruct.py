@@ -54,11 +54,11 @@ def instruct(
     from ..finetune.instruct import SHORT_TUNE, InstructConfig
     from ..finetune.instruct import instruct as tune
     from ..finetune.lora import LoraConfig
-    from ..train.config import set_fields
+    from ..train.config import TrainConfig, parse_settings
     from ..train.trainer import Interrupted
 
-    train = set_fields(SHORT_TUNE, settings or [])
-    steps = train.steps if any(s.partition("=")[0] == "steps" for s in settings or []) else None
+    (changes,) = parse_settings(settings or [], TrainConfig)
+    train, steps = SHORT_TUNE.replace(**changes), changes.get("steps")
     how = InstructConfig(epochs=epochs, neftune=neftune)
     files = [_weighted(text) for text in data]
     adapters = None

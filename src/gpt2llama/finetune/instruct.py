@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckedFields, ConfigError, DataError, InputError, WeightsError
+from ..errors import CheckedFields, DataError, InputError
 from ..train.config import TrainConfig
 from ..train.run import pick_device
 from ..train.run_folder import RunFolder
 from ..train.trainer import HeldOut, Progress, Store, Trainer
-from ..weights import load, open_model
 from .examples import Example, Message, read_conversations, to_examples
 from .lora import AdapterStore, LoraConfig, add_lora
 from .packing import PackedExamples, in_order, mixed, pack
 from .run import tune
+from .settings import load_to_tune
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -169,16 +169,8 @@ def instruct(
     chat template, ConfigError for other settings than a resumed run was begun with.
     """
     how = how or InstructConfig()
-    if open_model(begin).schemes:
-        raise WeightsError(f"{begin} is quantised and cannot train; begin with its original")
-    model, tokenizer = load(begin, dtype=torch.float32)
-    if tokenizer is None:
-        raise InputError(f"{begin} has no tokenizer, without which there is no text to learn from")
+    model, tokenizer = load_to_tune(str(begin), train.seq_len)
     seq_len = train.seq_len or model.config.max_seq_len
-    if seq_len > model.config.max_seq_len:
-        raise ConfigError(
-            f"seq_len {seq_len} is above the model's max_seq_len {model.config.max_seq_len}"
-        )
     prepared = prepare(
         tokenizer,
         [list(read_conversations(path)) for path, _ in data],

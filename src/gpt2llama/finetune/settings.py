@@ -15,10 +15,8 @@ from ..errors import (
     TokenizerError,
     WeightsError,
     check_names,
-    did_you_mean,
-    field_names,
 )
-from ..train.config import TrainConfig, _value, _with_none, to_toml
+from ..train.config import TrainConfig, parse_settings, to_toml, with_none
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -45,19 +43,9 @@ class Tuning(Generic[M]):
 
     def set(self, pairs: list[str]) -> Self:
         """Applies `key=value` strings; the key may be a field of the method or of the training."""
-        known: dict[str, str] = dict.fromkeys(field_names(TrainConfig), "train")
-        known |= dict.fromkeys(field_names(self.method), "method")
-        changes: dict[str, dict[str, Any]] = {"train": {}, "method": {}}
-        for pair in pairs:
-            key, equals, text = pair.partition("=")
-            if not equals:
-                raise ConfigError(f"--set {pair!r} must have the form key=value")
-            if key not in known:
-                raise ConfigError(f"--set: there is no field {key!r}{did_you_mean(key, known)}")
-            changes[known[key]][key] = _value(text)
-        method = self.method.replace(**_with_none(type(self.method), changes["method"]))
-        train = self.train.replace(**_with_none(TrainConfig, changes["train"]))
-        return replace(self, method=method, train=train)
+        train, method = parse_settings(pairs, TrainConfig, type(self.method))
+        method_now, train_now = self.method.replace(**method), self.train.replace(**train)
+        return replace(self, method=method_now, train=train_now)
 
     def to_dict(self) -> dict[str, Any]:
         named = {"begin": self.begin, "data": self.data}
@@ -81,8 +69,8 @@ class Tuning(Generic[M]):
             raise ConfigError(f"{path} is not the config of a {kind.KIND} run")
         try:
             parts = {
-                "method": kind.from_dict(_with_none(kind, method)),
-                "train": TrainConfig.from_dict(_with_none(TrainConfig, train)),
+                "method": kind.from_dict(with_none(kind, method)),
+                "train": TrainConfig.from_dict(with_none(TrainConfig, train)),
             }
             values = {key: str(value) for key, value in values.items()} | parts
             check_names("a run", cls, values, complete=True)

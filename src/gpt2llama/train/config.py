@@ -108,19 +108,9 @@ class RunConfig:
 
     def set(self, pairs: list[str]) -> RunConfig:
         """Applies `key=value` strings; the key may be a field of the model or of the training."""
-        known: dict[str, type] = dict.fromkeys(field_names(TrainConfig), TrainConfig)
-        known |= dict.fromkeys(field_names(ModelConfig), ModelConfig)
-        changes: dict[type, dict[str, Any]] = {ModelConfig: {}, TrainConfig: {}}
-        for pair in pairs:
-            key, equals, text = pair.partition("=")
-            if not equals:
-                raise ConfigError(f"--set {pair!r} must have the form key=value")
-            if key not in known:
-                raise ConfigError(f"--set: there is no field {key!r}{did_you_mean(key, known)}")
-            changes[known[key]][key] = _value(text)
-        model = self.model.replace(**_with_none(ModelConfig, changes[ModelConfig]))
-        train = self.train.replace(**_with_none(TrainConfig, changes[TrainConfig]))
-        return replace(self, model=model, train=train).checked()
+        train, model = parse_settings(pairs, TrainConfig, ModelConfig)
+        model_now, train_now = self.model.replace(**model), self.train.replace(**train)
+        return replace(self, model=model_now, train=train_now).checked()
 
     def checked(self) -> RunConfig:
         if self.seq_len > self.model.max_seq_len:
@@ -150,8 +140,8 @@ class RunConfig:
         try:
             check_names("a run", cls, values)
             run = cls(
-                train=TrainConfig.from_dict(_with_none(TrainConfig, train)),
-                model=ModelConfig.from_dict(_with_none(ModelConfig, model)),
+                train=TrainConfig.from_dict(with_none(TrainConfig, train)),
+                model=ModelConfig.from_dict(with_none(ModelConfig, model)),
                 data=str(values.get("data", "")),
                 begin=str(values.get("begin", "")),
             )
@@ -160,20 +150,24 @@ class RunConfig:
             raise ConfigError(f"{path}: {error}") from error
 
 
-def set_fields(cfg: TrainConfig, pairs: list[str]) -> TrainConfig:
-    """Applies `key=value` strings to the fields of training alone."""
-    known, changes = field_names(TrainConfig), {}
+def parse_settings(pairs: list[str], *kinds: type) -> list[dict[str, Any]]:
+    """`key=value` strings as the changes that each of the config dataclasses gets.
+
+    Raises ConfigError for one without =, and for a key that is no field of any, with the nearest.
+    """
+    owners = {name: kind for kind in kinds for name in field_names(kind)}
+    changes: dict[type, dict[str, Any]] = {kind: {} for kind in kinds}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
             raise ConfigError(f"--set {pair!r} must have the form key=value")
-        if key not in known:
-            raise ConfigError(f"--set: training has no field {key!r}{did_you_mean(key, known)}")
-        changes[key] = _value(text)
-    return cfg.replace(**_with_none(TrainConfig, changes))
+        if key not in owners:
+            raise ConfigError(f"--set: there is no field {key!r}{did_you_mean(key, owners)}")
+        changes[owners[key]][key] = _value(text)
+    return [with_none(kind, changes[kind]) for kind in kinds]
 
 
-def _with_none(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+def with_none(cls: type, values: dict[str, Any]) -> dict[str, Any]:
     """TOML has no None: the word none is one, where the field may be None."""
     hints = typing.get_type_hints(cls)
     optional = {name for name in values if type(None) in typing.get_args(hints.get(name))}
