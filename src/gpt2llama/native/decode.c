@@ -269,15 +269,14 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
 INLINE void pieces(int kind, const Step *s, int64_t layer, int me) {
     const Model *m = s->model;
     const Tokens *t = s->tokens;
-    const int64_t shared = m->heads / m->kv_heads;
-    for (int64_t item = me; item < s->pieces * m->kv_heads; item += s->team->threads)
+    const int64_t items = s->pieces * m->heads, threads = s->team->threads;
+    for (int64_t item = items * me / threads; item < items * (me + 1) / threads; item++)
         for (int64_t i = 0, step; i < t->n; i += step) {
             step = i + 4 <= t->n && t->row[i] == t->row[i + 3] ? 4 : 1;
-            for (int64_t h = item % m->kv_heads * shared, to = h + shared; h < to; h++)
-                if (step == 4)
-                    piece(kind, 4, s, layer, i, h, item / m->kv_heads);
-                else
-                    piece(kind, 1, s, layer, i, h, item / m->kv_heads);
+            if (step == 4)
+                piece(kind, 4, s, layer, i, item % m->heads, item / m->heads);
+            else
+                piece(kind, 1, s, layer, i, item % m->heads, item / m->heads);
         }
 }
 
