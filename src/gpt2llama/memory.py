@@ -56,7 +56,9 @@ def gather(model: nn.Module) -> None:
 def _free() -> int:
     """Bytes that Linux would give without swapping; 0 elsewhere."""
     try:
-        found = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+        found = re.search(
+            r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"), re.M
+        )
     except OSError:
         return 0
     return 1024 * int(found[1]) if found else 0

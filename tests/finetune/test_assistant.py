@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from gpt2llama.finetune.assistant import (
+    REFUSALS,
     Question,
     assistant,
     normalised,
@@ -70,6 +71,9 @@ def test_keywords_are_in_their_answers_and_tell_facts_apart() -> None:
         if other != answer and its == english and right(other, keywords)
     ]
     assert not loose
+    refusals = set("|".join(REFUSALS.values()).split("|"))
+    assert all(any(word in q.answer for word in refusals) for q in of(data.train, "unknown"))
+    assert not [a for a, _, _ in by_answer if any(word in a.lower() for word in refusals)]
 
 
 def test_the_split_is_always_the_same() -> None:

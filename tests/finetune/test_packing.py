@@ -49,16 +49,23 @@ def test_one_that_fits_no_row_is_refused() -> None:
 
 def test_the_loss_is_that_of_each_alone() -> None:
     """With and without neighbours, in fp64; and of the learned tokens only."""
-    model, given = make(CFG, dtype=torch.float64), examples(12, longest=20)
+    model, given = make(CFG, dtype=torch.float64).requires_grad_(True), examples(12, longest=20)
     batch = to_batch(pack(given, 32), 32)
     alone = torch.zeros((), dtype=torch.float64)
     for example in given:
         logits = model(torch.tensor([example.ids[:-1]]))[0]
         nats = F.cross_entropy(logits, torch.tensor(example.ids[1:]), reduction="none")
         alone += nats[torch.tensor(example.learned[1:])].sum()
-    with torch.no_grad():
-        found = summed_loss(model, batch.ids, batch.targets, batch.documents, batch.positions)
-    assert_close(found, alone.detach().float(), check_dtype=False)
+    alone.backward()
+    want = {name: p.grad for name, p in model.named_parameters()}
+    parts = batch.ids, batch.targets, batch.documents, batch.positions
+    for learned in (None, batch.learned):  # logits of all, and of those that are learned
+        model.zero_grad()
+        found = summed_loss(model, *parts, learned)
+        found.backward()
+        assert_close(found, alone.float(), check_dtype=False)
+        for name, p in model.named_parameters():
+            assert_close(p.grad, want[name], rtol=1e-5, atol=1e-6)  # the loss is summed in fp32
     assert batch.count == sum(sum(e.learned[1:]) for e in given)
 
 

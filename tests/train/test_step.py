@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -85,8 +86,8 @@ def test_a_masked_target_teaches_nothing() -> None:
 
     model.lm_head.register_full_backward_hook(look)
     take(model, [batch])
-    taught = seen[0].abs().sum(-1) > 0  # (B, T), from the gradient with respect to the logits
-    assert torch.equal(taught, batch.targets != IGNORED)
+    taught = seen[0].abs().sum(-1) > 0  # (B · T), from the gradient with respect to the logits
+    assert torch.equal(taught, batch.targets.flatten() != IGNORED)
 
 
 def test_what_follows_the_last_target_changes_nothing() -> None:
@@ -205,7 +206,11 @@ def test_fp32_computes_in_the_model_itself() -> None:
 def step_with_dropout(compiled: bool) -> tuple[float, float, dict[str, Tensor]]:
     torch.manual_seed(0)
     torch.compile = partial(torch.compile, fullgraph=True)
-    return take(make_model(dropout=0.3), [make_batch(20), make_batch(3)], compiled)
+    batches = [make_batch(20), make_batch(3)]
+    for few in (make_batch(7), make_batch(5)):  # of these, only the targets get logits
+        learned = (few.targets.flatten() != IGNORED).nonzero()[:, 0]
+        batches.append(replace(few, learned=learned))
+    return take(make_model(dropout=0.3), batches, compiled)
 
 
 @pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler, e.g. apt install g++")

@@ -25,6 +25,7 @@ class Batch:
     targets: torch.Tensor  # (B, T) int64, the next token of each id, or IGNORED
     documents: torch.Tensor | None = None  # (B, T) int64: where rows hold several, their numbers
     positions: torch.Tensor | None = None  # (B, T) int64, in the documents
+    learned: torch.Tensor | None = None  # (N,) int64: where targets are, of B · T, if few are
 
     @property
     def count(self) -> int:

@@ -1,9 +1,9 @@
 """The data set of the small assistant: facts about language models, small talk, sums, and what it
 does not know. Written for this project; the texts lie in data/assistant/*.toml.
 
-Each fact has some thirty wordings, written one by one, and names that fit into the templates of its
-intent (what, why, how …). Some of the former, some of the sums, and some of the questions outside
-the subject are held out: no model has seen them.
+Each fact has some seventy wordings, written one by one (`ask`), and names that fit into the
+templates of its intent (what, why, how …). Other wordings, questions outside the subject (both
+`held`) and sums are held out: no model has seen them, nor had who wrote most of `ask`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 FACTS = ("architecture", "training", "inference", "tuning", "smalltalk")
-HELD_WORDINGS, HELD_UNKNOWN = 0.1, 0.25
-ENGLISH = 3  # each third fact is asked in English, too
 TEMPLATED = 24  # wordings of a fact by template, in Chinese; in English a quarter
 SUMS, HELD_SUMS = 1600, 200
 WHOLE, BEGIN, TIMES = 0.35, 6, {"unknown": 4, "sum": 2}  # see to_learn; BEGIN in tokens
 MAX_ANSWER = 64  # tokens; the longest has 50
-SEED = 2024  # of the split: other questions would be held out with another
+SEED = 2024  # of what is drawn by lot: templates, sums, refusals
+REFUSALS = {"": "我不知道|不知道，这件事", "_en": "do not know"}  # no fact's answer has these
 _SUM_ZH = (
     "{a}+{b}等于多少？", "{a}加{b}是多少", "请算一下{a}+{b}", "{a}+{b}=?", "{a}加上{b}得几？",
     "帮我算{a}+{b}",
@@ -99,9 +98,11 @@ def to_learn(tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Exampl
 
 
 def texts() -> str:
-    """What a tokenizer should know: questions of the training part, and each answer once."""
+    """What a tokenizer should know: each answer once, questions of the training part, and the names
+    of the roles, which take eleven tokens of a question's thirty if they are spelled."""
     known = [question for question in assistant().train if question.kind != "sum"]
-    return "\n".join([*dict.fromkeys(q.answer for q in known), *(q.ask for q in known)])
+    asked = (f"user\n{question.ask}\nassistant" for question in known[::3])
+    return "\n".join([*dict.fromkeys(q.answer for q in known), *asked])
 
 
 def normalised(ask: str) -> str:
@@ -114,22 +115,15 @@ def _read(name: str) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def _divide(
-    data: Assistant, rng: random.Random, questions: Sequence[Question], share: float
-) -> None:
-    held = set(rng.sample(range(len(questions)), round(share * len(questions))))
-    for i, question in enumerate(questions):
-        (data.held_out if i in held else data.train).append(question)
-
-
 def _facts(data: Assistant, rng: random.Random) -> None:
     templates = _read("templates")
     for name in FACTS:
-        for number, fact in enumerate(_read(name)["fact"]):
+        for fact in _read(name)["fact"]:
             for suffix, language, most in (("", "zh", TEMPLATED), ("_en", "en", TEMPLATED // 4)):
-                if f"answer{suffix}" not in fact or (suffix and number % ENGLISH):
+                if f"answer{suffix}" not in fact:
                     continue
-                _divide(data, rng, _asked(name, fact, suffix, fact[f"ask{suffix}"]), HELD_WORDINGS)
+                data.train.extend(_asked(name, fact, suffix, fact[f"ask{suffix}"]))
+                data.held_out.extend(_asked(name, fact, suffix, fact[f"held{suffix}"]))
                 ways = templates[fact["intent"]][language] if "intent" in fact else []
                 made = [way.format(x=x) for x in fact.get(f"names{suffix}", []) for way in ways]
                 chosen = rng.sample(made, min(most, len(made)))
@@ -146,17 +140,12 @@ def _unknown(data: Assistant, rng: random.Random) -> None:
     """One refusal for a question, in its language, drawn by lot: none is the answer to all."""
     found = _read("unknown")
     for group in found["group"]:
-        for key, answers, word in (
-            ("ask", found["answers"], "不知道"),
-            ("ask_en", found["answers_en"], "do not know"),
-        ):
-            questions = [
-                Question(
-                    "unknown", group["topic"], ask, rng.choice(answers), (word,), key == "ask_en"
-                )
-                for ask in group.get(key, ())
-            ]
-            _divide(data, rng, questions, HELD_UNKNOWN)
+        for suffix, words in REFUSALS.items():
+            for key, part in (("ask", data.train), ("held", data.held_out)):
+                for ask in group.get(key + suffix, ()):
+                    answer = rng.choice(found[f"answers{suffix}"])
+                    english = suffix == "_en"
+                    part.append(Question("unknown", group["topic"], ask, answer, (words,), english))
 
 
 def _sums(data: Assistant, rng: random.Random) -> None:
@@ -188,8 +177,6 @@ def worked_sum(a: int, b: int, english: bool = False) -> str:
 
 
 # ---- how well it answers ----
-
-UNKNOWN = ("不知道", "do not know")
 
 
 def is_right(question: Question, answer: str) -> bool:
@@ -230,7 +217,8 @@ def score(
         answers += map(tokenizer.decode, new)
         watch(len(answers))
     pairs = list(zip(questions, answers, strict=True))
-    refusals = [any(word in answer for word in UNKNOWN) for answer in answers]
+    words = "|".join(REFUSALS.values()).split("|")
+    refusals = [any(word in answer for word in words) for answer in answers]
     known = [no for (q, _), no in zip(pairs, refusals, strict=True) if q.kind != "unknown"]
     said = Counter(answer for answer, no in zip(answers, refusals, strict=True) if not no)
     top, count = said.most_common(1)[0] if said else ("", 0)

@@ -54,7 +54,7 @@ def to_batch(rows: Rows, seq_len: int) -> Batch:
             targets[r, here] = np.where(learned, example.ids[1:], IGNORED)
             documents[r, here], positions[r, here] = number, np.arange(n)
             at += n
-    arrays = (ids, targets, documents, positions)
+    arrays = (ids, targets, documents, positions, np.flatnonzero(targets != IGNORED))
     return Batch(*(torch.from_numpy(array) for array in arrays))
 
 

@@ -39,10 +39,18 @@ def summed_loss(
     targets: Tensor,
     documents: Tensor | None = None,
     positions: Tensor | None = None,
+    learned: Tensor | None = None,
 ) -> Tensor:
-    """Cross entropy in nats, summed over the targets that are not IGNORED."""
-    logits = model(ids, attention_mask=documents, positions=positions)
-    logits, targets = logits.flatten(0, 1).float(), targets.flatten()
+    """Cross entropy in nats, summed over the targets that are not IGNORED.
+
+    learned: where those are, counted through the flattened batch, so that no others get logits: in
+    tuning most are masked, and the head is a third of a small model's work.
+    """
+    hidden = model.hidden(ids, attention_mask=documents, positions=positions).flatten(0, 1)
+    targets = targets.flatten()
+    if learned is not None:
+        hidden, targets = hidden.index_select(0, learned), targets.index_select(0, learned)
+    logits = model.logits(hidden).float()
     if not torch.compiler.is_compiling():
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     # The same in a form that compiles to faster code: its backward compares int32, not int64.
@@ -91,7 +99,10 @@ class Step:
         loss = torch.compile(summed_loss, options=random) if compiled else summed_loss
 
         def next_token(model: Transformer, batch: Batch) -> Tensor:
-            return loss(model, batch.ids, batch.targets, batch.documents, batch.positions)
+            if batch.learned is not None:
+                torch._dynamo.maybe_mark_dynamic(batch.learned, 0)
+            parts = batch.documents, batch.positions, batch.learned
+            return loss(model, batch.ids, batch.targets, *parts)
 
         self.objective = objective or next_token
 
