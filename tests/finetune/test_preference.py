@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gpt2llama.data.batches import IGNORED
 from gpt2llama.errors import ConfigError, DataError, TokenizerError
-from gpt2llama.finetune.answers import Line, Writer, hold_out, read_lines, shuffled, token_logprobs
+from gpt2llama.finetune.answers import Line, Writer, hold_out, shuffled, token_logprobs
 from gpt2llama.finetune.preference import (
     KINDS,
     PairBatch,
@@ -244,7 +244,6 @@ PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": 3}, "prompt must be a text or a list of messages"),
         ({"chosen": ["b"]}, r"chosen must be a text \(got \['b'\]\)"),
-        ({"chosen": "\ud83d"}, "chosen has half a surrogate pair at character 0"),
         ({"prompt": [{"role": "bot", "content": ""}]}, "message 0 has role 'bot'"),
         ({"prompt": [{"role": "assistant", "content": "a"}]}, "the last message of prompt"),
     ],
@@ -253,21 +252,6 @@ def test_bad_pairs_name_their_line(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=f"^pairs.jsonl:7: {said}"):
         encoded(PAIR | change)
     assert len(encoded(PAIR)[0]) == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b'{"prompt": "a"', "pairs.jsonl:2 is not JSON in UTF-8"),
-        (b'"text"', "pairs.jsonl:2 must be a JSON object, not a str"),
-        (b'{"prompt": "\xff"}', "pairs.jsonl:2 is not JSON in UTF-8"),
-        (b"[" * 100_000, "pairs.jsonl:2 is not JSON in UTF-8"),
-    ],
-)
-def test_malformed_lines(content: bytes, said: str, tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_bytes(b'{"prompt": "a"}\n' + content + b"\n")
-    with pytest.raises(DataError, match=said):
-        read_lines(tmp_path / "pairs.jsonl")
 
 
 def test_messages_need_a_template() -> None:

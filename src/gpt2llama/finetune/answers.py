@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.batches import IGNORED
-from ..errors import DataError, FileError, InputError, TokenizerError
+from ..errors import DataError, InputError, TokenizerError
+from ..jsonl import read_jsonl
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -54,42 +55,13 @@ class Line(NamedTuple):
             raise DataError(f"{self.place}: {name} {has}")
         if not text.strip():
             raise DataError(f"{self.place}: {name} is empty; fill it or take the line out")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{self.place}: {name} has half a surrogate pair at character {error.start}"
-            ) from None
         return text
 
 
 def read_lines(path: str | Path) -> list[Line]:
-    """The objects of a JSONL file, empty lines left out.
-
-    Raises FileError; DataError for a line that is none, or a file without any.
-    """
-    lines = []
-    try:
-        with Path(path).open("rb") as file:
-            for number, content in enumerate(file, start=1):
-                if content.strip():
-                    place = f"{path}:{number}"
-                    lines.append(Line(place, _parsed(content, place)))
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
-    if not lines:
-        raise DataError(f"{path} has no line; write one JSON object a line")
-    return lines
-
-
-def _parsed(content: bytes, place: str) -> dict[str, Any]:
-    try:
-        values = json.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not JSON in UTF-8: {error}") from None
-    if not isinstance(values, dict):
-        raise DataError(f"{place} must be a JSON object, not a {type(values).__name__}")
-    return values
+    """Of a JSONL file; raises what `read_jsonl` does."""
+    found = read_jsonl(path, "an object with a prompt")
+    return [Line(f"{path}:{number}", values) for number, values in found]
 
 
 def hold_out(lines: list[Line], share: float = 0.1) -> tuple[list[Line], list[Line]]:
