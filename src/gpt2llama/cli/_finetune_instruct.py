@@ -11,6 +11,7 @@ import typer
 from ..errors import ConfigError
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
+from ._tuning import Lora, LoraAlpha, LoraDropout, LoraModules, Out, Resume, lora_of
 
 
 def instruct(
@@ -19,29 +20,22 @@ def instruct(
         list[str],
         typer.Option("--data", metavar="FILE[:WEIGHT]", help="Conversations as JSONL; several."),
     ],
-    out: Annotated[Path, typer.Option(help="The run's folder.")],
+    out: Out,
     held_out: Annotated[
         Path | None, typer.Option(help="Conversations that are only scored; else a share of data.")
     ] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 3.0,
-    lora: Annotated[
-        int | None, typer.Option("--lora", metavar="RANK", help="Adapters alone learn: their rank.")
-    ] = None,
-    lora_alpha: Annotated[
-        float | None,
-        typer.Option(help="They count alpha / rank times; twice the rank unless given."),
-    ] = None,
-    lora_dropout: Annotated[float, typer.Option(help="Of what they read.")] = 0.0,
-    lora_modules: Annotated[
-        str, typer.Option(help="Where: q_proj,v_proj …; all-linear is all but the head.")
-    ] = "all-linear",
+    lora: Lora = None,
+    lora_alpha: LoraAlpha = None,
+    lora_dropout: LoraDropout = None,
+    lora_modules: LoraModules = None,
     neftune: Annotated[
         float | None, typer.Option(help="Noise on the embeddings: alpha, such as 5.")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A field of training.")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
+    resume: Resume = False,
     json: Json = False,
 ) -> None:
     """Teach a model to answer, from conversations: the answers alone are learned.
@@ -53,7 +47,6 @@ def instruct(
     """
     from ..finetune.instruct import SHORT_TUNE, InstructConfig
     from ..finetune.instruct import instruct as tune
-    from ..finetune.lora import LoraConfig
     from ..train.config import TrainConfig, parse_settings
     from ..train.trainer import Interrupted
 
@@ -61,10 +54,7 @@ def instruct(
     train, steps = SHORT_TUNE.replace(**changes), changes.get("steps")
     how = InstructConfig(epochs=epochs, neftune=neftune)
     files = [_weighted(text) for text in data]
-    adapters = None
-    if lora is not None:
-        alpha = 2 * lora if lora_alpha is None else lora_alpha
-        adapters = LoraConfig(rank=lora, alpha=alpha, dropout=lora_dropout, modules=lora_modules)
+    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
     try:
         with TrainingProgress() as shown:
             done = tune(

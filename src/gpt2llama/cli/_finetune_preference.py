@@ -10,7 +10,21 @@ from typing import Annotated, Any
 import typer
 
 from ._print import Json, print_json, tell
-from ._tuning import Begin, HeldOut, Out, Resume, Settings, TuningProgress, run_of, watched
+from ._tuning import (
+    Begin,
+    HeldOut,
+    Lora,
+    LoraAlpha,
+    LoraDropout,
+    LoraModules,
+    Out,
+    Resume,
+    Settings,
+    TuningProgress,
+    lora_of,
+    run_of,
+    watched,
+)
 
 
 def preference(
@@ -21,6 +35,10 @@ def preference(
     ] = None,
     held_out: HeldOut = None,
     loss: Annotated[str | None, typer.Option(help="dpo, dpo-norm, ipo, ipo-norm or simpo.")] = None,
+    lora: Lora = None,
+    lora_alpha: LoraAlpha = None,
+    lora_dropout: LoraDropout = None,
+    lora_modules: LoraModules = None,
     settings: Settings = None,
     resume: Resume = False,
     json: Json = False,
@@ -35,7 +53,8 @@ def preference(
 
     named = [] if loss is None else [f"loss={loss}"]
     pairs = [*named, *(settings or [])]
-    run = run_of(PreferenceConfig, DEFAULTS, path, out, data, held_out, pairs, resume)
+    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
+    run = run_of(PreferenceConfig, DEFAULTS, path, out, data, held_out, pairs, resume, adapters)
     try:
         with TuningProgress(_words) as shown:
             report = partial(shown.update, steps=run.train.steps)

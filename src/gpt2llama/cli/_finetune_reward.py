@@ -11,7 +11,20 @@ import typer
 
 from ..errors import ConfigError
 from ._print import Json, print_json, tell
-from ._tuning import Begin, HeldOut, Out, Resume, Settings, TuningProgress, run_of
+from ._tuning import (
+    Begin,
+    HeldOut,
+    Lora,
+    LoraAlpha,
+    LoraDropout,
+    LoraModules,
+    Out,
+    Resume,
+    Settings,
+    TuningProgress,
+    lora_of,
+    run_of,
+)
 
 
 def reward(
@@ -25,6 +38,10 @@ def reward(
         typer.Option(help="arithmetic, format:REGEX, or file.py:function, which is run."),
     ] = None,
     held_out: HeldOut = None,
+    lora: Lora = None,
+    lora_alpha: LoraAlpha = None,
+    lora_dropout: LoraDropout = None,
+    lora_modules: LoraModules = None,
     settings: Settings = None,
     resume: Resume = False,
     json: Json = False,
@@ -37,7 +54,9 @@ def reward(
     clip_ratio, kl, updates, chat (false: a prompt is text to continue), and those of `train` but
     the model's.
     """
-    from ..finetune.reward import DEFAULTS, RewardConfig, is_function, tune_reward
+    from ..finetune.grpo import RewardConfig
+    from ..finetune.reward import DEFAULTS, tune_reward
+    from ..finetune.rewards import is_function
 
     named = []
     if reward is not None:
@@ -46,7 +65,8 @@ def reward(
             reward = f"{Path(file).resolve()}:{function}"
         named = [f"reward={_quoted(reward)}"]
     pairs = [*(settings or []), *named]
-    run = run_of(RewardConfig, DEFAULTS, path, out, data, held_out, pairs, resume)
+    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
+    run = run_of(RewardConfig, DEFAULTS, path, out, data, held_out, pairs, resume, adapters)
     if is_function(run.method.reward) and reward is None:  # a config.toml alone runs no code
         raise ConfigError(
             f"the reward is code, {run.method.reward}; name it again to run it: --reward "

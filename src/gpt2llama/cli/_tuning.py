@@ -15,6 +15,7 @@ from ._print import log
 from ._progress import TrainingProgress
 
 if TYPE_CHECKING:
+    from ..finetune.lora import LoraConfig
     from ..finetune.settings import Tuning
     from ..train.config import TrainConfig
 
@@ -32,6 +33,33 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field.")
 ]
 Resume = Annotated[bool, typer.Option(help="Go on from the last checkpoint.")]
+Lora = Annotated[
+    int | None, typer.Option("--lora", metavar="RANK", help="Only adapters of this rank learn.")
+]
+LoraAlpha = Annotated[
+    float | None, typer.Option(help="They count alpha / rank times; else twice the rank.")
+]
+LoraDropout = Annotated[float | None, typer.Option(help="Of what they read; else none.")]
+LoraModules = Annotated[
+    str | None,
+    typer.Option(help="Where they stand: q_proj,v_proj …; else at every matrix but the head."),
+]
+LORA_RATE = 10  # times full tuning's learning rate (Schulman et al. 2025, "LoRA Without Regret")
+
+
+def lora_of(
+    rank: int | None, alpha: float | None, dropout: float | None, modules: str | None
+) -> LoraConfig | None:
+    """By the options above; none without a rank."""
+    from ..finetune.lora import LoraConfig
+
+    options = {"alpha": alpha, "dropout": dropout, "modules": modules}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if rank is not None:
+        return LoraConfig(**{"rank": rank, "alpha": 2 * rank} | given)
+    if given:
+        raise ConfigError(f"--lora-{next(iter(given))} is of adapters; add --lora RANK")
+    return None
 
 
 def run_of(
@@ -43,6 +71,7 @@ def run_of(
     held_out: Path | None,
     settings: list[str],
     resume: bool,
+    lora: LoraConfig | None,
 ) -> Tuning[M]:
     """By the options; what they leave open is as in the folder that is resumed, or `train`."""
     from ..finetune.settings import Tuning
@@ -54,11 +83,15 @@ def run_of(
         raise ConfigError(f"name the model to tune: gpt2llama finetune {kind.KIND} PATH …")
     else:
         begin = str(Path(path).resolve()) if Path(path).exists() else path
+        if lora is not None:
+            train = train.replace(lr=LORA_RATE * train.lr)
         run = Tuning(begin=begin, data="", method=kind(), train=train)
     if data is not None:
         run = replace(run, data=str(data.resolve()))
     if held_out is not None:
         run = replace(run, held_out=str(held_out.resolve()))
+    if lora is not None:
+        run = replace(run, lora=lora)
     if not run.data:
         raise ConfigError("--data is missing: give a JSONL file")
     return run.set(settings)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from ..jsonl import read_jsonl
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
+    from .settings import Tuning
 
 Message = dict[str, str]
 Prompt = str | list[Message]
@@ -79,6 +81,38 @@ def hold_out(lines: list[Line], share: float = 0.1) -> tuple[list[Line], list[Li
     return split
 
 
+class Encoded(Protocol):
+    @property
+    def tokens(self) -> int: ...
+
+
+E = TypeVar("E", bound=Encoded)
+
+
+@dataclass(frozen=True)
+class Parts(Generic[E]):
+    """skipped: how many take more than seq_len tokens."""
+
+    train: list[E]
+    held_out: list[E]
+    skipped: int
+
+
+def read_parts(run: Tuning[Any], encode: Callable[[Line], E], seq_len: int, what: str) -> Parts[E]:
+    """The lines of a run's files, encoded. Raises DataError where none is left on either side."""
+    lines = read_lines(run.data)
+    split = (lines, read_lines(run.held_out)) if run.held_out else hold_out(lines)
+    found = [[encode(line) for line in part] for part in split]
+    train, held_out = ([each for each in part if each.tokens <= seq_len] for part in found)
+    for name, part in (("train on", train), ("hold out", held_out)):
+        if not part:
+            raise DataError(
+                f"{run.data} leaves no {what} to {name}: none fits into {seq_len} tokens; shorten "
+                "them or raise seq_len"
+            )
+    return Parts(train, held_out, sum(map(len, found)) - len(train) - len(held_out))
+
+
 class Writer:
     """Writes prompts and answers as the model reads them.
 
@@ -91,9 +125,14 @@ class Writer:
         self.chat = chat and tokenizer.chat_template is not None
 
     def prompt(self, prompt: Prompt) -> list[int]:
+        """At least a token; InputError for a prompt that makes none."""
         if messages := self._messages(prompt):
-            return self.tokenizer.apply_chat(messages)
-        return [*self._begin(), *self.tokenizer.encode(str(prompt))]
+            ids = self.tokenizer.apply_chat(messages)
+        else:
+            ids = [*self._begin(), *self.tokenizer.encode(str(prompt))]
+        if not ids:
+            raise InputError("the prompt makes no token; give it some text")
+        return ids
 
     def answer(self, prompt: Prompt, text: str) -> list[int]:
         """The ids after the prompt's, up to the one that ends the answer."""
