@@ -262,6 +262,8 @@ def test_the_merged_model_is_saved_and_an_unmerged_one_not(
     want = model(ids)
     with pytest.raises(InputError, match="merge them first"):
         save(model, None, tmp_path / "out.gguf", format)
+    with pytest.raises(InputError, match="merge them first"):
+        quantise(model, SCHEMES["int8"])
     merge(model)
     save(model, None, tmp_path / "out.gguf", format)
     assert_close(load(tmp_path / "out.gguf")[0](ids), want)
