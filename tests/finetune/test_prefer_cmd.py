@@ -110,7 +110,9 @@ def test_reward(model: Path, sums: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_missing(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="name the model to tune: gpt2llama finetune reward PATH"):
+    with pytest.raises(
+        ConfigError, match="name the model to tune: gpt2llama finetune reward MODEL"
+    ):
         call("reward", "--out", tmp_path)
     with pytest.raises(ConfigError, match="--data is missing"):
         call("preference", model, "--out", tmp_path)

@@ -14,6 +14,7 @@ import typer
 
 from ..errors import ConfigError
 from ._print import Json, log, print_json, tell
+from ._tuning import lasting
 
 LOGITS, ANSWERS = "Learning its probabilities", "Writing its answers"
 
@@ -89,7 +90,7 @@ def distill(
     else:
         from ..model.presets import presets
 
-        begin = "" if student in presets() else _place(student)
+        begin = "" if student in presets() else lasting(student)
         run = DistillRun(
             model=config_of(student),
             train=TrainConfig(),
@@ -131,7 +132,7 @@ def _answers(
                 tokenizer,
                 questions,
                 out,
-                name=_place(teacher),
+                name=lasting(teacher),
                 max_new_tokens=count,
                 batch_size=batch_size,
                 resume=resume,
@@ -147,18 +148,13 @@ def _answers(
     tell(f"{done.written:,} answers{left if done.empty or done.cut_off else ''}: {out}")
 
 
-def _place(name: str) -> str:
-    """Absolute, if it is a path: a run may be resumed from elsewhere."""
-    return str(Path(name).resolve()) if Path(name).exists() else name
-
-
 def _checkpoint(name: str) -> str:
     """Of a run its latest one now: a resumed distillation must not meet a later one."""
     from ..weights import open_model
 
     if (Path(name) / "latest").is_file():
         return str(Path(open_model(name).where).parent.resolve())
-    return _place(name)
+    return lasting(name)
 
 
 class _Counter:

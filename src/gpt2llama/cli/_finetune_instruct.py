@@ -11,7 +11,7 @@ import typer
 from ..errors import ConfigError
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
-from ._tuning import Lora, LoraAlpha, LoraDropout, LoraModules, Out, Resume, lora_of
+from ._tuning import Lora, LoraAlpha, LoraDropout, LoraModules, Out, Resume, lasting, lora_of
 
 
 def instruct(
@@ -58,7 +58,7 @@ def instruct(
     try:
         with TrainingProgress() as shown:
             done = tune(
-                model, files, out, train, how,
+                lasting(model), files, out, train, how,
                 held_out=held_out, lora=adapters, steps=steps, resume=resume, say=tell,
                 report=shown.update,
             )  # fmt: skip
@@ -78,9 +78,9 @@ def _weighted(text: str) -> tuple[str, float]:
     """FILE:WEIGHT, or FILE alone, whose weight is 1."""
     path, colon, weight = text.rpartition(":")
     if not colon or Path(text).exists():
-        return text, 1.0
+        return lasting(text), 1.0
     try:
-        return path, float(weight)
+        return lasting(path), float(weight)
     except ValueError:
         if Path(path).exists():
             raise ConfigError(f"--data {text}: the weight {weight!r} is no number") from None

@@ -1,4 +1,4 @@
-"""`gpt2llama finetune preference PATH --data PAIRS.jsonl --out RUN`."""
+"""`gpt2llama finetune preference MODEL --data PAIRS.jsonl --out RUN`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ._tuning import (
 
 def preference(
     out: Out,
-    path: Begin = None,
+    model: Begin = None,
     data: Annotated[
         Path | None, typer.Option(help="JSONL: prompt (text or messages), chosen, rejected.")
     ] = None,
@@ -54,7 +54,7 @@ def preference(
     named = [] if loss is None else [f"loss={loss}"]
     pairs = [*named, *(settings or [])]
     adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
-    run = run_of(PreferenceConfig, DEFAULTS, path, out, data, held_out, pairs, resume, adapters)
+    run = run_of(PreferenceConfig, DEFAULTS, model, out, data, held_out, pairs, resume, adapters)
     try:
         with TuningProgress(_words) as shown:
             report = partial(shown.update, steps=run.train.steps)

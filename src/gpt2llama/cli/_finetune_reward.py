@@ -1,4 +1,4 @@
-"""`gpt2llama finetune reward PATH --data PROMPTS.jsonl --out RUN --reward arithmetic`."""
+"""`gpt2llama finetune reward MODEL --data PROMPTS.jsonl --out RUN --reward arithmetic`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ._tuning import (
 
 def reward(
     out: Out,
-    path: Begin = None,
+    model: Begin = None,
     data: Annotated[
         Path | None, typer.Option(help="JSONL: prompt (text or messages), and what is right.")
     ] = None,
@@ -66,7 +66,7 @@ def reward(
         named = [f"reward={_quoted(reward)}"]
     pairs = [*(settings or []), *named]
     adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
-    run = run_of(RewardConfig, DEFAULTS, path, out, data, held_out, pairs, resume, adapters)
+    run = run_of(RewardConfig, DEFAULTS, model, out, data, held_out, pairs, resume, adapters)
     if is_function(run.method.reward) and reward is None:  # a config.toml alone runs no code
         raise ConfigError(
             f"the reward is code, {run.method.reward}; name it again to run it: --reward "

@@ -62,10 +62,15 @@ def lora_of(
     return None
 
 
+def lasting(name: str | Path) -> str:
+    """Absolute, if it is a path: a run may be resumed from another folder."""
+    return str(Path(name).resolve()) if Path(name).exists() else str(name)
+
+
 def run_of(
     kind: type[M],
     train: TrainConfig,
-    path: str | None,
+    model: str | None,
     out: Path,
     data: Path | None,
     held_out: Path | None,
@@ -77,15 +82,14 @@ def run_of(
     from ..finetune.settings import Tuning
 
     written = out / "config.toml"
-    if resume and path is None and written.exists():
+    if resume and model is None and written.exists():
         run = Tuning[M].read(written, kind)
-    elif path is None:
-        raise ConfigError(f"name the model to tune: gpt2llama finetune {kind.KIND} PATH …")
+    elif model is None:
+        raise ConfigError(f"name the model to tune: gpt2llama finetune {kind.KIND} MODEL …")
     else:
-        begin = str(Path(path).resolve()) if Path(path).exists() else path
         if lora is not None:
             train = train.replace(lr=LORA_RATE * train.lr)
-        run = Tuning(begin=begin, data="", method=kind(), train=train)
+        run = Tuning(begin=lasting(model), data="", method=kind(), train=train)
     if data is not None:
         run = replace(run, data=str(data.resolve()))
     if held_out is not None:
