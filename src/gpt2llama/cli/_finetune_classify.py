@@ -32,15 +32,18 @@ MOST_SHOWN = 12  # classes: a wider matrix fits no terminal
 
 
 def classify(
-    out: Out,
+    model: Begin = None,
+    *,
     data: Annotated[
         str, typer.Option(help="Texts and labels: a .csv or .jsonl file, or sms-spam.")
     ],
-    model: Begin = None,
-    preset: Annotated[str | None, typer.Option(help="Make a new model of it instead.")] = None,
+    out: Out,
+    preset: Annotated[
+        str | None, typer.Option(help="A new model by its name, such as zh-3m, instead of MODEL.")
+    ] = None,
     method: Annotated[
         Literal["last-layer", "lora", "full"] | None,
-        typer.Option(help="What learns beside the head; lora of MODEL, full of --preset."),
+        typer.Option(help="What learns beside the head.", show_default="lora; full of --preset"),
     ] = None,
     lora: Lora = None,
     lora_alpha: LoraAlpha = None,
@@ -49,13 +52,18 @@ def classify(
     class_weights: Annotated[
         Literal["none", "balanced"], typer.Option(help="balanced: each class counts alike.")
     ] = "balanced",
-    epochs: Annotated[float | None, typer.Option(help="Passes over the texts.")] = None,
-    split_seed: Annotated[int, typer.Option(min=0, help="Of what is held out.")] = 0,
+    epochs: Annotated[
+        float | None,
+        typer.Option(
+            help="Passes over the texts.", show_default="1; 3 of last-layer, 5 of --preset"
+        ),
+    ] = None,
+    split_seed: Annotated[int, typer.Option(min=0, help="Draws what is held out.")] = 0,
     settings: Settings = None,
     resume: Resume = False,
     json: Json = False,
 ) -> None:
-    """Make a classifier of texts, and score it on texts it has never seen.
+    """Make a classifier of texts, scored on texts that it has never seen.
 
     Fields for --set: steps (instead of --epochs), batch_size, seq_len, accumulate, lr, optimizer,
     schedule, warmup_steps, weight_decay, clip, eval_every, checkpoint_every, patience, seed,

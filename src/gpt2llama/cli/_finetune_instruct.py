@@ -11,18 +11,35 @@ import typer
 from ..errors import ConfigError
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
-from ._tuning import Lora, LoraAlpha, LoraDropout, LoraModules, Out, Resume, lasting, lora_of
+from ._tuning import (
+    Lora,
+    LoraAlpha,
+    LoraDropout,
+    LoraModules,
+    Out,
+    Resume,
+    Settings,
+    lasting,
+    lora_of,
+)
 
 
 def instruct(
-    model: Annotated[str, typer.Argument(help="What to tune: folder, run, asset or hub id.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="What to tune: a folder, run, asset or hub id.")
+    ],
     data: Annotated[
         list[str],
-        typer.Option("--data", metavar="FILE[:WEIGHT]", help="Conversations as JSONL; several."),
+        typer.Option(
+            "--data",
+            metavar="FILE[:WEIGHT]",
+            help="Conversations as JSONL; several, each as often an epoch as its weight says.",
+        ),
     ],
     out: Out,
     held_out: Annotated[
-        Path | None, typer.Option(help="Conversations that are only scored; else a share of data.")
+        Path | None,
+        typer.Option(help="Conversations that are only scored.", show_default="5% of the data"),
     ] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 3.0,
     lora: Lora = None,
@@ -30,20 +47,20 @@ def instruct(
     lora_dropout: LoraDropout = None,
     lora_modules: LoraModules = None,
     neftune: Annotated[
-        float | None, typer.Option(help="Noise on the embeddings: alpha, such as 5.")
+        float | None, typer.Option(help="Noise on the embeddings, such as 5.", show_default="none")
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A field of training.")
-    ] = None,
+    settings: Settings = None,
     resume: Resume = False,
     json: Json = False,
 ) -> None:
     """Teach a model to answer, from conversations: the answers alone are learned.
 
     A line of FILE is an object with "messages" (OpenAI), "conversations" (ShareGPT) or
-    "instruction", "input" and "output" (Alpaca). Fields for --set: steps (instead of --epochs),
-    batch_size, seq_len, accumulate, lr, optimizer, schedule, warmup_steps, weight_decay, clip,
-    eval_every, checkpoint_every, patience, seed, dtype, device.
+    "instruction", "input" and "output" (Alpaca).
+
+    Fields for --set: steps (instead of --epochs), batch_size, seq_len, accumulate, lr, optimizer,
+    schedule, warmup_steps, weight_decay, clip, eval_every, checkpoint_every, patience, seed,
+    dtype, device.
     """
     from ..finetune.instruct import SHORT_TUNE, InstructConfig
     from ..finetune.instruct import instruct as tune

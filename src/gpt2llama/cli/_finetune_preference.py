@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -28,13 +28,17 @@ from ._tuning import (
 
 
 def preference(
-    out: Out,
     model: Begin = None,
+    *,
     data: Annotated[
         Path | None, typer.Option(help="JSONL: prompt (text or messages), chosen, rejected.")
     ] = None,
+    out: Out,
     held_out: HeldOut = None,
-    loss: Annotated[str | None, typer.Option(help="dpo, dpo-norm, ipo, ipo-norm or simpo.")] = None,
+    loss: Annotated[
+        Literal["dpo", "dpo-norm", "ipo", "ipo-norm", "simpo"] | None,
+        typer.Option(help="The -norm ones count an answer per token.", show_default="dpo"),
+    ] = None,
     lora: Lora = None,
     lora_alpha: LoraAlpha = None,
     lora_dropout: LoraDropout = None,
@@ -46,8 +50,10 @@ def preference(
     """Teach a model which of two answers is preferred.
 
     Fields for --set: beta, label_smoothing, margin (simpo), chat (false: a prompt is text to
-    continue), and those of `train` but the model's. The log-probabilities of the model as it was
-    are computed once and kept in the run's folder.
+    continue), and those of `train` but the model's (lr: 1e-5, with --lora 1e-4). The
+    log-probabilities of the model as it was are computed once and kept in the run's folder.
+
+    To go on, --out RUN --resume is enough.
     """
     from ..finetune.preference import DEFAULTS, PreferenceConfig, tune_preference
 

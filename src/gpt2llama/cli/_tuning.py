@@ -23,26 +23,35 @@ M = TypeVar("M", bound=CheckedFields)
 T = TypeVar("T")
 
 Begin = Annotated[
-    str | None, typer.Argument(help="The model to tune: folder, run, asset or hub id.")
+    str | None,
+    typer.Argument(metavar="MODEL", help="What to tune: a folder, run, asset or hub id."),
 ]
 Out = Annotated[Path, typer.Option(help="The run's folder.")]
 HeldOut = Annotated[
-    Path | None, typer.Option(help="Only scored; without it a tenth of the prompts of --data.")
+    Path | None,
+    typer.Option(help="More of it, only scored.", show_default="a tenth of the prompts"),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One of the fields above; several."),
 ]
-Resume = Annotated[bool, typer.Option(help="Go on from the last checkpoint.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
 Lora = Annotated[
-    int | None, typer.Option("--lora", metavar="RANK", help="Only adapters of this rank learn.")
+    int | None,
+    typer.Option("--lora", metavar="RANK", help="Only adapters learn, of this rank: LoRA."),
 ]
 LoraAlpha = Annotated[
-    float | None, typer.Option(help="They count alpha / rank times; else twice the rank.")
+    float | None,
+    typer.Option(help="Adapters count alpha / rank times.", show_default="twice the rank"),
 ]
-LoraDropout = Annotated[float | None, typer.Option(help="Of what they read; else none.")]
+LoraDropout = Annotated[
+    float | None, typer.Option(help="Of what the adapters read.", show_default="0.0")
+]
 LoraModules = Annotated[
     str | None,
-    typer.Option(help="Where they stand: q_proj,v_proj …; else at every matrix but the head."),
+    typer.Option(
+        help="Which matrices have one: q_proj,v_proj …", show_default="all-linear, but for the head"
+    ),
 ]
 LORA_RATE = 10  # times full tuning's learning rate (Schulman et al. 2025, "LoRA Without Regret")
 
