@@ -1,4 +1,4 @@
-"""`gpt2llama finetune classify`."""
+"""`gpt2llama finetune classify MODEL --data TEXTS --out RUN`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpt2llama finetune distill`."""
+"""`gpt2llama finetune distill STUDENT --teacher MODEL --data DATA --out RUN`."""
 
 from __future__ import annotations
 

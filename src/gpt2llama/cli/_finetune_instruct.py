@@ -1,4 +1,4 @@
-"""`gpt2llama finetune instruct`."""
+"""`gpt2llama finetune instruct MODEL --data TALKS.jsonl --out RUN`."""
 
 from __future__ import annotations
 
