@@ -360,8 +360,16 @@ def test_adapters(dtype: str, model: Path, data: Path, tmp_path: Path) -> None:
     assert file.read_bytes() == stored
     pairs = done.pairs.held_out
     chosen = [one_by_one(tuned, pair.prompt, pair.chosen) for pair in pairs]
-    told = lines[-1]["held_out_chosen"]
-    assert sum(chosen) / len(pairs) == pytest.approx(told, rel=1e-4 if dtype == "fp32" else 0.05)
+    told, near = lines[-1]["held_out_chosen"], 1e-4 if dtype == "fp32" else 0.05
+    assert sum(chosen) / len(pairs) == pytest.approx(told, rel=near)
+    again = preference_run(tmp_path / "run", data, lora=LORA, steps=2, dtype=dtype)
+    tune_preference(again, tmp_path / "again")  # adapters on top of adapters
+    first = metrics(tmp_path / "again")[0]
+    assert (first["held_out_margin"], first["held_out_chosen"]) == (
+        0,
+        pytest.approx(told, rel=near),
+    )
+    check_adapters(tmp_path / "again", tmp_path / "run", LORA)
 
 
 def test_bf16(model: Path, data: Path, tmp_path: Path) -> None:

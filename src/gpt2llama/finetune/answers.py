@@ -22,13 +22,13 @@ from torch import Tensor
 from ..data.batches import IGNORED
 from ..errors import DataError, InputError, TokenizerError
 from ..jsonl import read_jsonl
+from .examples import Message
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
     from .settings import Tuning
 
-Message = dict[str, str]
 Prompt = str | list[Message]
 
 

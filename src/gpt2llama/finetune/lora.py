@@ -121,8 +121,8 @@ def add_lora(model: Transformer, cfg: LoraConfig) -> None:
 
 
 def adapt(model: Transformer, base: str | Path, cfg: LoraConfig | None, seed: int) -> Store:
-    """Adapters that are drawn by the seed, or with None all of the model, in place, are to learn;
-    returns what a checkpoint then holds. base: the model, as `load` takes it.
+    """Makes the model ready to learn, in place: by adapters that the seed draws, or, without cfg,
+    as a whole. Returns what a checkpoint then holds. base: the model, as `load` takes it.
     """
     if cfg is None:
         model.requires_grad_(True)

@@ -329,7 +329,8 @@ def make_trainer(
     name = digest(model, dtype, pairs.train, pairs.held_out)
     check_begun(folder, run, name)
     loss, model = PreferenceLoss(run.method), model.to(device)
-    reference_model = model if dtype == torch.float32 else copy.deepcopy(model).to(dtype)
+    rounded = loss.kind.reference and dtype != torch.float32
+    reference_model = copy.deepcopy(model).to(dtype) if rounded else model
 
     def batches(split: str, pairs: list[Pair]) -> PairBatches:
         reference = None

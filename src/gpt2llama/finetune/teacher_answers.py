@@ -18,13 +18,13 @@ from ..atomic import write_text
 from ..errors import DataError, FileError, InputError
 from ..generate.batch import chat_prompt, complete_all
 from ..jsonl import read_jsonl, read_text_lines
+from .examples import Message
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
 
 AT_ONCE = 8  # batches sorted by length together, and written together
-Message = dict[str, str]
 Watch = Callable[[int, int], None]  # done, of how many
 
 
