@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import mmap
+import re
+from collections.abc import Hashable, Mapping
+from itertools import accumulate
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 LEAST = 4 << 20  # bytes; less than that stays in a cache anyway
 
@@ -19,18 +23,40 @@ def huge_pages(size: int) -> mmap.mmap:
     return memory
 
 
-def gather(model: nn.Module) -> None:
-    """Moves a CPU model's tensors, one by one, into one such piece of memory, in their order.
-
-    Those mapped to a file are copied, too. Where there are no such pages, nothing moves.
+class LargePages:
+    """Room for tensors of `sizes` bytes, one behind the other. Where there are no such pages, or
+    where they would take more than half of the memory that is free, tensors stay where they are.
     """
-    tensors = (*model.parameters(), *model.buffers())
-    held = {t.data_ptr(): t for t in tensors if t.device.type == "cpu" and t.numel()}
-    sizes = [-(-t.nbytes // 64) * 64 for t in held.values()]
-    if sum(sizes) < LEAST or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return
-    memory, at = huge_pages(sum(sizes)), 0
-    for tensor, size in zip(held.values(), sizes, strict=True):
-        room = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=at)
-        tensor.data = room.view(tensor.shape).copy_(tensor.detach())
-        at += size
+
+    def __init__(self, sizes: Mapping[Hashable, int]) -> None:
+        ends = list(accumulate(-(-size // 64) * 64 for size in sizes.values()))
+        self._starts = dict(zip(sizes, [0, *ends], strict=False))
+        pays = ends and LEAST <= ends[-1] <= _free() / 2 and hasattr(mmap, "MADV_HUGEPAGE")
+        self._memory = huge_pages(ends[-1]) if pays else None
+
+    def put(self, name: Hashable, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """A copy there, in that dtype. Each is a storage of its own."""
+        if self._memory is None or name not in self._starts or not tensor.numel():
+            return tensor.to(dtype)
+        start, count = self._starts[name], tensor.numel()
+        room = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
+        return room.view(tensor.shape).copy_(tensor.detach())
+
+
+def gather(model: nn.Module) -> None:
+    """Moves a CPU model's tensors, one by one, into large pages, in their order."""
+    held = {
+        t.data_ptr(): t for t in (*model.parameters(), *model.buffers()) if t.device.type == "cpu"
+    }
+    pages = LargePages({place: tensor.nbytes for place, tensor in held.items()})
+    for place, tensor in held.items():
+        tensor.data = pages.put(place, tensor, tensor.dtype)
+
+
+def _free() -> int:
+    """Bytes that Linux would give without swapping; 0 elsewhere."""
+    try:
+        found = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+    except OSError:
+        return 0
+    return 1024 * int(found[1]) if found else 0

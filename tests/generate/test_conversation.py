@@ -119,7 +119,7 @@ def test_only_what_is_new_is_run(
         assert chat.answer is not None
         prompt = len(chat.answer.prompt)
         assert runs[0] <= prompt - seen
-        assert runs[1:] == [1] * 3
+        assert set(runs[1:]) <= {1}  # the kernel goes on without such passes
         seen = prompt  # all of it is still in the cache
     runs.clear()
     chat.reset()
@@ -154,17 +154,23 @@ def test_an_interrupted_answer(
     model: Transformer, tokenizer: BPETokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C between tokens, or within a forward pass."""
-    chat, last_logits, count = Chat(model, tokenizer, max_new_tokens=20), DECODE.last_logits, 0
+    chat = Chat(model, tokenizer, max_new_tokens=20)
 
-    def interrupted(*args: Any) -> torch.Tensor:
-        nonlocal count
-        count += 1
-        logits = last_logits(*args)
-        if count in (1, 7):
-            raise KeyboardInterrupt
-        return logits
+    def interrupted(name: str, when: int) -> None:
+        real, count = getattr(DECODE, name), 0
 
-    monkeypatch.setattr(DECODE, "last_logits", interrupted)
+        def once(*args: Any) -> Any:
+            nonlocal count
+            count += 1
+            made = real(*args)
+            if count == when:
+                raise KeyboardInterrupt
+            return made
+
+        monkeypatch.setattr(DECODE, name, once)
+
+    interrupted("last_logits", 1)
+    interrupted("greedy", 2)
     for text in ("却说", "曹操"):
         said = ""
         answer = chat.say(text)

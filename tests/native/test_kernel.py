@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sharp import CONTEXT, SIZES, VOCAB, configs, make, tokens
 from torch import Tensor, nn
 
-from gpt2llama.errors import InputError
+from gpt2llama.errors import InputError, WeightsError
 from gpt2llama.model.config import ModelConfig
 from gpt2llama.model.kv_cache import KVCache
 from gpt2llama.model.transformer import Transformer
@@ -191,6 +191,49 @@ def test_greedy_text_of_256_steps() -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
             ours, theirs = got[:, -1:].argmax(-1), want[:, -1:].argmax(-1)
             assert ours.item() == theirs.item()
+
+
+@settings(max_examples=10 if AGAIN else 25)
+@given(configs(), st.data())
+def test_greedy_is_step_by_step(cfg: ModelConfig, data: st.DataObject) -> None:
+    model, few = make(cfg, dtype=torch.float32), data.draw(st.integers(1, VOCAB))
+    fast, caches = kernel(model), [KVCache(cfg, 1, CONTEXT) for _ in range(2)]
+    prompt = tokens(1, data.draw(st.integers(1, CONTEXT - 2)))
+    first = [fast.step(prompt, cache)[0, -1, :few].argmax().item() for cache in caches]
+    want, logprobs, token = [], [], first[0]
+    for _ in range(CONTEXT - prompt.shape[1]):
+        logits = fast.step(torch.tensor([[token]]), caches[0])[0, -1]
+        token = int(logits[:few].argmax())
+        want.append(token)
+        logprobs.append(logits.log_softmax(-1)[token])
+    stop = data.draw(st.sampled_from([None, *want]))
+    many = data.draw(st.integers(1, len(want)))
+    ids, shares = fast.greedy(int(first[1]), caches[1], many, [] if stop is None else [stop], few)
+    end = min(many, want.index(stop) + 1 if stop in want else many)
+    assert ids == want[:end]
+    torch.testing.assert_close(torch.tensor(shares), torch.stack(logprobs[:end]))
+    caches[0].truncate(caches[1].end)
+    assert caches[1].length.tolist() == caches[0].length.tolist() == [prompt.shape[1] + end]
+    torch.testing.assert_close(
+        *(c.keys[:, :, :, : c.end] for c in caches), msg="its keys are not those of single steps"
+    )
+
+
+def test_greedy_takes_the_first_of_equal_ones_and_no_nonsense() -> None:
+    cfg = BASE.replace(tie_embeddings=False)
+    model, cache = make(cfg, dtype=torch.float32), KVCache(cfg, 1, CONTEXT)
+    model.lm_head.weight.zero_()
+    ids, shares = kernel(model).greedy(3, cache, 2, [], VOCAB)
+    assert ids == [0, 0]
+    torch.testing.assert_close(torch.tensor(shares), -torch.tensor([VOCAB, VOCAB]).log())
+    cache.truncate(0)
+    for count, few, named in ((CONTEXT + 1, VOCAB, "cache holds"), (1, 0, "vocab_size")):
+        with pytest.raises(InputError, match=named):
+            kernel(model).greedy(3, cache, count, [], few)
+    model.lm_head.weight[5] = torch.nan
+    with pytest.raises(WeightsError, match="not finite"):
+        kernel(model).greedy(3, cache, 4, [], VOCAB)
+    assert cache.length.tolist() == [0]
 
 
 @pytest.mark.parametrize(

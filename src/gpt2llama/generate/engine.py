@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from ..quant.linear import QuantLinear
 KV_DTYPES = ("auto", "fp32", "bf16", "int8")
 
 CHUNK = 512  # tokens that PyTorch takes at once: a long prompt's memory is bounded
+MOMENT = 0.02  # seconds that the kernel goes on by itself, and a stream waits
 FEW = 16  # tokens of plain weights up to which the kernel beats PyTorch's matrix products
 
 
@@ -34,6 +36,11 @@ class _Kernel:
     at_once: int  # tokens from which on PyTorch is faster, or in which longer texts are cut
     cuts: bool
     checked: bool = False  # that the cache is one it reads, since PyTorch last wrote it
+    pace: float = MOMENT  # seconds a token, of the last greedy call
+
+    def reads(self, cache: KVCache) -> bool:
+        self.checked = self.checked or self.decoder.fits(cache)
+        return self.checked
 
     def takes(self, rows: int, steps: int) -> bool:
         return rows <= self.at_once if self.cuts else rows * steps <= self.at_once
@@ -75,9 +82,8 @@ def run(
     none or a part of the tokens. WeightsError for logits that are not finite.
     """
     kernel, (rows, steps) = _kernels.get(cache), ids.shape
-    if kernel is not None and not kernel.checked:
-        kernel.checked = kernel.decoder.fits(cache)
-    if kernel is None or not kernel.checked or real is not None or not kernel.takes(rows, steps):
+    fits = kernel is not None and kernel.reads(cache) and kernel.takes(rows, steps)
+    if kernel is None or not fits or real is not None:
         logits = _through_pytorch(model, ids, cache, real, keep)
         if not logits.isfinite().all():
             raise WeightsError(NOT_FINITE)
@@ -85,6 +91,27 @@ def run(
     parts = _cut(ids, kernel.at_once // rows)
     step = kernel.decoder.step
     return _joined((step(part, cache, min(keep, part.shape[1])) for part in parts), keep)
+
+
+def runs_ahead(cache: KVCache) -> bool:
+    """Whether `greedy` serves this cache."""
+    kernel = _kernels.get(cache)
+    return kernel is not None and len(cache.length) == 1 and kernel.reads(cache)
+
+
+def greedy(
+    token: int, cache: KVCache, most: int, stop_ids: Collection[int], vocab_size: int
+) -> list[tuple[int, float]]:
+    """Up to `most` ids after `token`, as many as the kernel makes in a moment, each the likeliest
+    below vocab_size, with their log-probabilities. A stop id is the last.
+
+    The cache then holds `token` and the ids but the last. WeightsError as of `run`.
+    """
+    kernel, begun = _kernels[cache], time.perf_counter()
+    count = max(1, min(most, int(MOMENT / kernel.pace)))
+    found = kernel.decoder.greedy(token, cache, count, stop_ids, vocab_size)
+    kernel.pace = (time.perf_counter() - begun) / len(found[0])
+    return list(zip(*found, strict=True))
 
 
 @contextmanager

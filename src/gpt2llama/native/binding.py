@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Collection
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from operator import is_not
 from typing import Any
@@ -87,6 +88,17 @@ class _Tokens(Structure):
     )
 
 
+class _Choices(Structure):
+    _fields_ = (
+        ("stops", POINTER(c_int64)),
+        ("ids", POINTER(c_int64)),
+        ("logprobs", POINTER(c_float)),
+        ("stop_count", c_int64),
+        ("count", c_int64),
+        ("vocab", c_int64),
+    )
+
+
 class _Declined(Exception):
     """What of a model the kernel cannot do."""
 
@@ -162,15 +174,46 @@ class NativeDecoder:
         sizes out of range, before anything is written; WeightsError for logits that are not finite;
         then, and interrupted, the cache stays as it was.
         """
-        rows, steps = ids.shape
-        lengths = cache.length.tolist()
-        end = max(lengths, default=0) + steps
-        listed: list[int] = ids.flatten().tolist()
+        steps = ids.shape[1]
+        tokens, logits = self._tokens(ids.tolist(), cache, keep, room=steps)
+        if not self._run(self._library.decode, tokens, cache):
+            raise WeightsError(NOT_FINITE)
+        _grow(cache, steps)
+        return logits
+
+    def greedy(
+        self, token: int, cache: KVCache, count: int, stop_ids: Collection[int], vocab_size: int
+    ) -> tuple[list[int], list[float]]:
+        """The `count` ids after `token`, each the likeliest below vocab_size, and the logarithms of
+        their shares; fewer if one is of stop_ids. Python is not asked between them.
+
+        A cache of one row, which fits; it then holds `token` and the ids but the last. Errors as
+        of `step`.
+        """
+        tokens, logits = self._tokens([[token]], cache, 1, room=count)
+        if count < 1 or not 0 < vocab_size <= logits.shape[-1]:
+            raise InputError(f"count and vocab_size must be at least 1 (got {count}, {vocab_size})")
+        ids, logprobs = (c_int64 * count)(), (c_float * count)()
+        stops = (c_int64 * len(stop_ids))(*stop_ids)
+        choices = _Choices(stops, ids, logprobs, len(stop_ids), count, vocab_size)
+        found = self._run(self._library.greedy, tokens, cache, choices)
+        if found < 0:
+            raise WeightsError(NOT_FINITE)
+        _grow(cache, found)
+        return ids[:found], logprobs[:found]
+
+    def _tokens(
+        self, ids: list[list[int]], cache: KVCache, keep: int, room: int
+    ) -> tuple[_Tokens, Tensor]:
+        """For a call that will add `room` tokens to each row, and where the logits will be."""
+        rows, steps = len(ids), len(ids[0]) if ids else 0
+        lengths: list[int] = cache.length.tolist()
+        listed = [token for row in ids for token in row]
         if not 0 < rows * steps <= MAX_TOKENS or rows != len(lengths) or not 0 < keep <= steps:
             raise InputError(
                 f"a step takes 1 to {MAX_TOKENS} ids, of the cache's rows each as many"
             )
-        if end > cache.max_len:
+        if (end := max(lengths) + room) > cache.max_len:
             mend = "make it with a larger max_len or truncate() it"
             raise InputError(f"the cache holds {cache.max_len} tokens, {end} are needed; {mend}")
         if min(listed) < 0 or max(listed) >= self.config.vocab_size:
@@ -178,28 +221,26 @@ class NativeDecoder:
         self._place(cache.max_len)
         logits = torch.empty(rows, keep, self.config.vocab_size)
         many = c_int64 * (rows * steps)
+        wanted = (r * steps + t for r in range(rows) for t in range(steps - keep, steps))
         tokens = _Tokens(
             ids=many(*listed),
             row=many(*(r for r in range(rows) for _ in range(steps))),
             slot=many(*(n + t for n in lengths for t in range(steps))),
-            wanted=many(*(r * steps + t for r in range(rows) for t in range(steps - keep, steps))),
+            wanted=many(*wanted),
             logits=logits.data_ptr(),
             n=rows * steps,
             m=rows * keep,
         )
-        if not self._run(tokens, cache):
-            raise WeightsError(NOT_FINITE)
-        cache.length, cache.end = cache.length + steps, end
-        return logits
+        return tokens, logits
 
-    def _run(self, tokens: _Tokens, cache: KVCache) -> bool:
+    def _run(self, call: Any, tokens: _Tokens, cache: KVCache, *more: Structure) -> int:
         held = self._held(cache)
         with _TEAM as team:
             size = self._library.scratch_bytes(self._struct, team.threads, tokens.n, cache.max_len)
             if len(self._scratch) < size:
                 self._scratch = torch.empty(size, dtype=torch.uint8)
             scratch = self._scratch.data_ptr()
-            return bool(self._library.decode(team.pointer, self._struct, held, tokens, scratch))
+            return int(call(team.pointer, self._struct, held, tokens, scratch, *more))
 
     def _held(self, cache: KVCache) -> _Cache:
         """As the kernel sees it; made anew when select() or another cache brought other tensors."""
@@ -309,6 +350,11 @@ class NativeDecoder:
         return self._in_place(tensor.float().contiguous().flatten(), torch.float32, size)
 
 
+def _grow(cache: KVCache, steps: int) -> None:
+    cache.length = cache.length + steps
+    cache.end = int(cache.length.max())
+
+
 def _scales(cache: KVCache) -> list[Any]:
     """Of an int8 cache; None of others."""
     return [getattr(cache, name, None) for name in ("key_scales", "value_scales")]
@@ -391,13 +437,10 @@ def _bind() -> Any:
         kernel.scratch_bytes.restype = c_int64
         kernel.scratch_bytes.argtypes = (POINTER(_Model), c_int, c_int64, c_int64)
         kernel.decode.restype = c_int
-        kernel.decode.argtypes = (
-            c_void_p,
-            POINTER(_Model),
-            POINTER(_Cache),
-            POINTER(_Tokens),
-            c_void_p,
-        )
+        step = c_void_p, POINTER(_Model), POINTER(_Cache), POINTER(_Tokens), c_void_p
+        kernel.decode.argtypes = step
+        kernel.greedy.restype = c_int64
+        kernel.greedy.argtypes = (*step, POINTER(_Choices))
         kernel.read_all.restype = c_int32
         kernel.read_all.argtypes = (c_void_p, c_void_p, c_int64)
     return kernel

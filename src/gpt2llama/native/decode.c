@@ -269,15 +269,14 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
 INLINE void pieces(int kind, const Step *s, int64_t layer, int me) {
     const Model *m = s->model;
     const Tokens *t = s->tokens;
-    const int64_t shared = m->heads / m->kv_heads;
-    for (int64_t item = me; item < s->pieces * m->kv_heads; item += s->team->threads)
+    const int64_t items = s->pieces * m->heads, threads = s->team->threads;
+    for (int64_t item = items * me / threads; item < items * (me + 1) / threads; item++)
         for (int64_t i = 0, step; i < t->n; i += step) {
             step = i + 4 <= t->n && t->row[i] == t->row[i + 3] ? 4 : 1;
-            for (int64_t h = item % m->kv_heads * shared, to = h + shared; h < to; h++)
-                if (step == 4)
-                    piece(kind, 4, s, layer, i, h, item / m->kv_heads);
-                else
-                    piece(kind, 1, s, layer, i, h, item / m->kv_heads);
+            if (step == 4)
+                piece(kind, 4, s, layer, i, item % m->heads, item / m->heads);
+            else
+                piece(kind, 1, s, layer, i, item % m->heads, item / m->heads);
         }
 }
 
@@ -460,6 +459,56 @@ int decode(Team *team, const Model *model, const Cache *cache, Tokens *tokens, c
     scratch(&s, model, memory, team->threads, tokens->n, longest);
     together(team, run, &s);
     return !atomic_load(&tokens->strange);
+}
+
+// ---- several steps, each with the token that the one before has made likeliest ----
+
+typedef struct {
+    const int64_t *stops; // ids that end it
+    int64_t *ids;         // (count): what was chosen
+    float *logprobs;      // (count): the log of its share
+    int64_t stop_count, count;
+    int64_t vocab; // ids from there on are never chosen
+} Choices;
+
+// The likeliest of the first `vocab` of all logits, of equal ones the first.
+static int64_t likeliest(const float *y, int64_t vocab, int64_t all, float *logprob) {
+    float best = -INFINITY, of_all, total = 0;
+    vf tops = splat(best), totals = {0};
+    int64_t i = 0, id = 0;
+    for (; i + LANES <= vocab; i += LANES)
+        tops = largest(tops, load(F32, y, i));
+    for (best = top(tops); i < vocab; i++)
+        best = y[i] > best ? y[i] : best;
+    while (y[id] != best)
+        id++;
+    for (of_all = best, i = vocab; i < all; i++)
+        of_all = y[i] > of_all ? y[i] : of_all;
+    for (i = 0; i + LANES <= all; i += LANES)
+        totals += vexp(load(F32, y, i) - of_all);
+    for (; i < all; i++)
+        total += expf(y[i] - of_all);
+    *logprob = best - of_all - logf(total + sum(totals));
+    return id;
+}
+
+// From one token of one row on. How many were chosen, the last of which has
+// not run yet; fewer than the count after a stop; -1 where logits are not finite.
+int64_t greedy(Team *team, const Model *model, const Cache *cache, const Tokens *first,
+               char *memory, Choices *c) {
+    int64_t id = *first->ids, slot = *first->slot;
+    Tokens tokens = {.ids = &id, .row = first->row, .slot = &slot, .wanted = first->wanted,
+                     .logits = first->logits, .n = 1, .m = 1};
+    for (int64_t n = 0; n < c->count; slot++) {
+        if (!decode(team, model, cache, &tokens, memory))
+            return -1;
+        id = likeliest(tokens.logits, c->vocab, model->vocab, c->logprobs + n);
+        c->ids[n++] = id;
+        for (int64_t i = 0; i < c->stop_count; i++)
+            if (id == c->stops[i])
+                return n;
+    }
+    return c->count;
 }
 
 // ---- the machine's limit: all threads read, and do nothing else ----

@@ -7,7 +7,7 @@
 #define TILE 16              // rows of a quantised matrix that lie side by side
 #define PARTS (TILE / LANES) // vectors of a tile's rows
 #define BLOCK 32             // inputs that are rounded with one scale
-#define AHEAD 2048           // bytes
+#define AHEAD 4096           // bytes
 
 // native/binding.py has the same structure.
 typedef struct {
@@ -84,10 +84,11 @@ static int alike(const Matrix *a, const Matrix *b) {
 }
 
 // Memory is read in one stream a thread, and asked for ahead of it: rows are short, and the
-// hardware's own prefetching begins anew with each.
+// hardware's own prefetching begins anew with each. A weight is read once a token: 0, nothing makes
+// room for it in the outer caches.
 INLINE void ask_ahead(const void *p, int64_t bytes) {
     for (int64_t b = 0; b < bytes; b += 64)
-        __builtin_prefetch((const char *)p + AHEAD + b);
+        __builtin_prefetch((const char *)p + AHEAD + b, 0, 0);
 }
 
 // Adds `count` rows of k numbers, from number i on, times `cols` inputs to total[row and chain]

@@ -48,8 +48,9 @@ def load(
     for a quantised GGUF. ignore_keys: config keys to treat as not there. rope_factor: of a Meta
     folder with use_scaled_rope, which does not say it. quant: "int8" or "int4" rounds the weights
     to nearest; "keep" leaves a GGUF's Q8_0, Q4_0 and Q4_1 in their blocks instead of expanding
-    them. Weights stay mapped to a safetensors file until they change. Raises FileError,
-    ConfigError, WeightsError, TokenizerError, AssetError, MissingExtraError or InputError.
+    them. Weights on the CPU are copied into large pages if half of the free memory takes them, else
+    they stay mapped to a safetensors file until they change. Raises FileError, ConfigError,
+    WeightsError, TokenizerError, AssetError, MissingExtraError or InputError.
     """
     if quant not in (None, "keep", *SCHEMES):
         raise InputError(f"quant must be {', '.join(SCHEMES)} or keep (got {quant!r})")

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..errors import InputError, WeightsError
+from ..memory import LargePages
 from ..model.config import ModelConfig
 from ..model.transformer import Transformer
 from ..quant.apply import insert, matrices
@@ -66,6 +67,14 @@ def assemble(
     dtype = dtype or (torch.float32 if quantised else widest(opened))
     as_they_are = {name: t.dtype for name, t in state_of(model).items() if opened.schemes}
     kept: dict[str, QuantLinear] = {}
+    on_cpu = torch.device(device).type == "cpu" and not keep
+    pages = LargePages(
+        {
+            name: t.numel() * as_they_are.get(name, dtype).itemsize
+            for name, t in state_of(model).items()
+            if on_cpu
+        }
+    )
 
     def take(name: str) -> State:
         if keep and (layers := _in_blocks(opened, name, model)):
@@ -73,7 +82,7 @@ def assemble(
             return {}
         found = opened.from_file({name: opened.read(name)})
         taken = {
-            name: t.to(device, as_they_are.get(name, dtype)).contiguous()
+            name: pages.put(name, t.to(device), as_they_are.get(name, dtype)).contiguous()
             for name, t in found.items()
         }
         if dtype == torch.float16 and any(
