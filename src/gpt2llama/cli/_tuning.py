@@ -123,7 +123,7 @@ class TuningProgress(TrainingProgress):
             super().update(ours, steps)
         self.last |= line
         if "held_out_loss" in line:
-            log.print(f"step {line['step']:,}: held out {self.held_out(line)}")
+            log.print(f"step {line['step']:,}: held out {self.held_out(line)}", soft_wrap=True)
 
 
 def watched(items: Iterable[T], count: int) -> Iterable[T]:
