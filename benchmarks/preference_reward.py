@@ -25,6 +25,8 @@ from scipy import special
 
 from gpt2llama.data.prepare import prepare
 from gpt2llama.finetune import preference, reward
+from gpt2llama.finetune.grpo import RewardConfig
+from gpt2llama.finetune.preference import PreferenceConfig
 from gpt2llama.finetune.settings import Tuning
 from gpt2llama.model.presets import preset
 from gpt2llama.tokenizer import train_bpe
@@ -71,11 +73,11 @@ def one_seed(folder: Path, seed: int, numbers: int, plain_steps: int, steps: int
     files = {"data": paths["train"], "held_out": paths["held-out"]}
     often = f"{same} steps={steps} eval_every={max(1, steps // 5)} checkpoint_every=none".split()
     rewarded = Tuning(
-        begin=str(folder / "plain"), **files, method=reward.RewardConfig(), train=reward.DEFAULTS
+        begin=str(folder / "plain"), **files, method=RewardConfig(), train=reward.DEFAULTS
     ).set([*GRPO.split(), *often])
     reward.tune_reward(rewarded, folder / "grpo")
     preferred = Tuning(
-        begin=str(folder / "plain"), **files, method=preference.PreferenceConfig(),
+        begin=str(folder / "plain"), **files, method=PreferenceConfig(),
         train=preference.DEFAULTS,
     ).set([*DPO.split(), *often])  # fmt: skip
     preference.tune_preference(preferred, folder / "dpo")

@@ -20,6 +20,7 @@ TREES = {
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "atomic": set(),
+    "jsonl": set(),
     "memory": set(),
     "model": set(),
     "tokenizer": set(),
@@ -32,12 +33,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": {"machine", "model", "native", "quant", "tokenizer"},
     "data": {"tokenizer"},
     "train": {"machine", "model", "data", "tokenizer", "weights", "plan"},
-    "evaluate": {"generate", "model", "tokenizer"},
+    "evaluate": {"generate", "jsonl", "model", "tokenizer"},
     "corpus": {"assets", "data", "tokenizer"},
     "inference_speed": {"generate", "machine", "model", "native", "plan", "weights"},
     "finetune": {
-        *("assets", "data", "generate", "machine", "model", "plan", "quant", "tokenizer"),
-        *("train", "weights"),
+        *("assets", "data", "generate", "jsonl", "machine", "model", "plan", "quant"),
+        *("tokenizer", "train", "weights"),
     },
     "demo": {
         *("corpus", "data", "finetune", "generate", "machine", "model", "plan", "tokenizer"),

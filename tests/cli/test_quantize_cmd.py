@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import gpt2llama as g
-from gpt2llama.quant.apply import dequantised, quantised_layers, schemes_of
+from gpt2llama.finetune.lora import AdapterStore, LoraConfig, adapters, add_lora, merge
+from gpt2llama.quant.apply import dequantised, quantise, quantised_layers, schemes_of
 from gpt2llama.quant.calibration import windows
+from gpt2llama.quant.scheme import SCHEMES
 from gpt2llama.tokenizer import train_bpe
 
 TEXT = "却说曹操引军至赤壁。the reader and the model\n" * 9
@@ -60,6 +62,24 @@ def test_the_report_is_true(run: Any, source: Path, text: Path, kind: str, tmp_p
         score, _ = run("eval", folder, "--text", text, "--json")
         assert got["bits_per_byte"][name] == json.loads(score)["bits_per_byte"]
     assert got["bits_per_byte"]["before"] != got["bits_per_byte"]["after"]
+
+
+def test_an_adapter_is_merged_first(run: Any, source: Path, tmp_path: Path) -> None:
+    """As everywhere where one is loaded: of the sum the same integers."""
+    tuned, lora = g.load(source)[0], LoraConfig(rank=2, modules="up_proj lm_head")
+    add_lora(tuned, lora)
+    for layer in adapters(tuned).values():
+        torch.nn.init.normal_(layer.lora_B.weight, std=0.1)
+    (tmp_path / "adapter").mkdir()
+    AdapterStore(source, lora).write(tmp_path / "adapter", tuned, None)
+    run("quantize", tmp_path / "adapter", "--out", tmp_path / "q")
+    merge(tuned)
+    want = quantised_layers(quantise(tuned, SCHEMES["int8"]))
+    got = quantised_layers(g.load(tmp_path / "q")[0])
+    assert want.keys() == got.keys()
+    assert all(torch.equal(got[name].words, layer.words) for name, layer in want.items())
+    plain = quantised_layers(quantise(g.load(source)[0], SCHEMES["int8"]))
+    assert not torch.equal(plain["lm_head"].words, want["lm_head"].words)
 
 
 def test_options_become_the_scheme(run: Any, source: Path, tmp_path: Path) -> None:

@@ -152,9 +152,9 @@ def test_bad_files(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes('{"prompt": "汉"}'.encode("gb18030"))
     with pytest.raises(DataError, match="is not UTF-8"):
         read_tasks(tmp_path / "b.jsonl")
-    (tmp_path / "c.jsonl").write_text("\n", encoding="utf-8")
+    path = write_lines(tmp_path / "c.jsonl", [{"unknown_phrases": ["no idea"]}])
     with pytest.raises(DataError, match="has no question in it"):
-        read_tasks(tmp_path / "c.jsonl")
+        read_tasks(path)
     with pytest.raises(FileError, match=r"cannot read .*nowhere"):
         read_tasks(tmp_path / "nowhere.jsonl")
 

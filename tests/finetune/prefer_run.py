@@ -10,8 +10,9 @@ import torch
 
 import gpt2llama as g
 from gpt2llama.finetune import preference, reward
+from gpt2llama.finetune.grpo import RewardConfig
+from gpt2llama.finetune.lora import LoraConfig
 from gpt2llama.finetune.preference import Pair, PreferenceConfig
-from gpt2llama.finetune.reward import RewardConfig
 from gpt2llama.finetune.settings import Tuning
 from gpt2llama.model.config import ModelConfig
 from gpt2llama.model.transformer import Transformer
@@ -60,24 +61,43 @@ def make_model(folder: Path, **switches: Any) -> Path:
 
 
 def preference_run(
-    model: Path, data: Path, cfg: PreferenceConfig | None = None, **changes: Any
+    model: Path,
+    data: Path,
+    cfg: PreferenceConfig | None = None,
+    lora: LoraConfig | None = None,
+    **changes: Any,
 ) -> Tuning[PreferenceConfig]:
     train = preference.DEFAULTS.replace(**SMALL | changes)
     method = cfg or PreferenceConfig(chat=False)
-    return Tuning(begin=str(model), data=str(data), method=method, train=train)
+    return Tuning(begin=str(model), data=str(data), method=method, train=train, lora=lora)
 
 
 def reward_run(
-    model: Path, data: Path, cfg: RewardConfig | None = None, **changes: Any
+    model: Path,
+    data: Path,
+    cfg: RewardConfig | None = None,
+    lora: LoraConfig | None = None,
+    **changes: Any,
 ) -> Tuning[RewardConfig]:
     train = reward.DEFAULTS.replace(**SMALL | changes)
     method = cfg or small_reward()
-    return Tuning(begin=str(model), data=str(data), method=method, train=train)
+    return Tuning(begin=str(model), data=str(data), method=method, train=train, lora=lora)
 
 
 def small_reward(**changes: Any) -> RewardConfig:
     small: dict[str, Any] = {"reward": "format:[0-9a-f]", "group_size": 4, "max_new_tokens": 5}
     return RewardConfig(**small | {"chat": False} | changes)
+
+
+def check_adapters(run: Path, model: Path, lora: LoraConfig) -> Transformer:
+    """The run stores adapters alone, and loaded it is the model with them in their matrices."""
+    latest = run / "checkpoints" / (run / "latest").read_text(encoding="utf-8").strip()
+    assert (latest / "adapter_model.safetensors").exists()
+    assert not (latest / "model.safetensors").exists()
+    tuned, before = g.load(run)[0], g.load(model)[0].state_dict()
+    changed = {n for n, t in tuned.state_dict().items() if not torch.equal(t, before[n])}
+    assert changed == {n for n in before if n.split(".")[-2] in lora.names}
+    return tuned
 
 
 def random_pairs(count: int = 4, seed: int = 0) -> list[Pair]:
@@ -104,6 +124,9 @@ def check_same(run: Path, other: Path) -> None:
     for name in ("latest", "best"):
         text = (run / name).read_text(encoding="utf-8")
         assert text == (other / name).read_text(encoding="utf-8")
-        for file in ("model.safetensors", "trainer.safetensors"):
-            path = Path("checkpoints", text.strip(), file)
-            assert (run / path).read_bytes() == (other / path).read_bytes(), path
+        place = Path("checkpoints", text.strip())
+        files = sorted(path.name for path in (other / place).glob("*.safetensors"))
+        assert len(files) >= 2
+        for file in files:
+            mine, theirs = ((folder / place / file).read_bytes() for folder in (run, other))
+            assert mine == theirs, (name, file)

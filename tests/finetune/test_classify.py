@@ -253,7 +253,7 @@ def test_too_few_texts(tmp_path: Path) -> None:
 
 def test_the_command(data: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "run"
-    code, printed, err = call(command, data, "--out", out, *options())
+    code, printed, err = call(command, "--data", data, "--out", out, *options())
     assert code == 0
     assert "held-out texts" in printed
     assert "confusion" in printed
@@ -261,7 +261,7 @@ def test_the_command(data: Path, tmp_path: Path, call: Call) -> None:
     assert "always saying" in printed
     assert "step 6: validation loss" in err
     assert f'gpt2llama classify {out} "a text"' in err
-    code, printed, _ = call(command, data, "--out", out, *options(), "--resume", "--json")
+    code, printed, _ = call(command, "--data", data, "--out", out, *options(), "--resume", "--json")
     answer = json.loads(printed)
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     assert answer == result
@@ -282,10 +282,12 @@ def test_the_command(data: Path, tmp_path: Path, call: Call) -> None:
     ("arguments", "says"),
     [
         ([], "name what to tune"),
-        (["--preset", "zh-3m", "--from", "BASE"], "name what to tune"),
+        (["--preset", "zh-3m", "BASE"], "name what to tune"),
         (["--preset", "zh-3m", "--method", "lora"], "--method lora leaves the weights"),
-        (["--from", "BASE", "--method", "full", "--lora-rank", "4"], "--lora-rank is for"),
-        (["--from", "BASE", "--set", "n_layers=3"], "--set n_layers: the model's fields come"),
+        (["--preset", "zh-3m", "--lora", "4"], "--method lora leaves the weights"),
+        (["BASE", "--lora-alpha", "4"], "--lora-alpha is of adapters; add --lora RANK"),
+        (["BASE", "--method", "full", "--lora", "4"], "--lora is for --method lora, not full"),
+        (["BASE", "--set", "n_layers=3"], "--set n_layers: the model's fields come"),
         (["--preset", "zh-3m", "--set", "steeps=3"], "did you mean 'steps'"),
     ],
 )
@@ -294,7 +296,7 @@ def test_what_the_command_refuses(
 ) -> None:
     stated = [str(base) if argument == "BASE" else argument for argument in arguments]
     with pytest.raises(ConfigError, match=says):
-        call(command, data, "--out", tmp_path / "run", *stated)
+        call(command, "--data", data, "--out", tmp_path / "run", *stated)
     assert not (tmp_path / "run").exists()
 
 
@@ -309,10 +311,10 @@ def test_ctrl_c(data: Path, tmp_path: Path, call: Call, monkeypatch: pytest.Monk
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("gpt2llama.cli._finetune_classify.TrainingProgress", Shown)
-        code, printed, err = call(command, data, "--out", out, *options())
+        code, printed, err = call(command, "--data", data, "--out", out, *options())
     assert (code, printed) == (130, "")
     assert "stopped after step 5; the same command with --resume goes on from there" in err
-    assert call(command, data, "--out", out, *options(), "--resume")[0] == 0
+    assert call(command, "--data", data, "--out", out, *options(), "--resume")[0] == 0
     run(data, tmp_path / "whole")
     name = Path("model") / "model.safetensors"
     assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -65,7 +65,7 @@ def test_alpaca_joins_instruction_and_input(tmp_path: Path) -> None:
     [
         ("{'a': 1}", "is not JSON"),
         ("[1]", "must be an object"),
-        ({"text": "x"}, "must be one with"),
+        ({"text": "x"}, "must be an object with"),
         ({"messages": []}, "must end with the assistant's answer"),
         ({"messages": TALK[:1]}, "must end with the assistant's answer"),
         ({"messages": TALK[1:]}, "message 1 is the assistant's, where the user's must stand"),
@@ -89,11 +89,8 @@ def test_what_is_refused_names_the_line(line: Any, said: str, tmp_path: Path) ->
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="cannot read"):
         list(read_conversations(tmp_path / "none.jsonl"))
-    with pytest.raises(DataError, match="no conversation"):
+    with pytest.raises(DataError, match='is empty; a line of it is an object with "mess'):
         list(read_conversations(write(tmp_path / "a.jsonl", "")))
-    (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match="not UTF-8"):
-        list(read_conversations(tmp_path / "b.jsonl"))
 
 
 def test_only_answers_and_their_ends_are_learned(tokenizer: BPETokenizer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 import gpt2llama as g
-from gpt2llama.cli.main import main
 from gpt2llama.errors import ConfigError, DataError, InputError
 from gpt2llama.finetune.instruct import SHORT_TUNE, InstructConfig, instruct
 from gpt2llama.finetune.lora import LoraConfig
@@ -128,38 +126,25 @@ def test_refused(base: Path, tmp_path: Path) -> None:
         instruct(base / "model", data, tmp_path / "c", TRAIN.replace(seq_len=65))
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["gpt2llama", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0)
-
-
-def test_command(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pairs, out = base / "pairs.jsonl", str(tmp_path / "run")
+def test_command(run: Any, base: Path, tmp_path: Path) -> None:
+    pairs, out = base / "pairs.jsonl", tmp_path / "run"
     settings = [f"--set={key}" for key in ("batch_size=2", "seq_len=40", "device=cpu")]
-    command = [
-        *("finetune", "instruct", str(base / "model"), "--data", f"{pairs}:0.5", "--out", out),
-        *("--epochs", "2", "--json", *settings),
-    ]
-    assert call(monkeypatch, *command) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["run"] == out
+    begin = ("finetune", "instruct", base / "model")
+    command = [*begin, "--data", f"{pairs}:0.5", "--out", out, "--epochs", "2", *settings]
+    result = json.loads(run(*command, "--json")[0])
+    assert result["run"] == str(out)
     assert result["step"] == len(read_metrics(out)) > 1
-    assert call(monkeypatch, *command) == 1
-    assert "already used" in capsys.readouterr().err
-    bad = [*command[:3], "--data", f"{pairs}:much", "--out", str(tmp_path / "b")]
-    assert call(monkeypatch, *bad) == 1
-    assert "the weight 'much' is no number" in capsys.readouterr().err
-    odd = [*command[:3], "--data", str(pairs), "--out", str(tmp_path / "c"), "--set", "lrr=1"]
-    assert call(monkeypatch, *odd) == 1
-    assert "did you mean 'lr'" in capsys.readouterr().err
+    assert "already used" in run(*command, code=1)[1]
+    bad = [*begin, "--data", f"{pairs}:much", "--out", tmp_path / "b"]
+    assert "the weight 'much' is no number" in run(*bad, code=1)[1]
+    odd = [*begin, "--data", pairs, "--out", tmp_path / "c", "--set", "lrr=1"]
+    assert "did you mean 'lr'" in run(*odd, code=1)[1]
+    alone = [*begin, "--data", pairs, "--out", tmp_path / "d", "--lora-alpha", "4"]
+    assert "--lora-alpha is of adapters; add --lora RANK" in run(*alone, code=1)[1]
 
 
 def test_ctrl_c_keeps_a_checkpoint(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Any, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import gpt2llama.finetune.instruct as module
 
@@ -167,7 +152,5 @@ def test_ctrl_c_keeps_a_checkpoint(
         raise Interrupted("stopped after step 3")
 
     monkeypatch.setattr(module, "instruct", interrupted)
-    out = str(tmp_path / "run")
-    arguments = (str(base / "model"), "--data", str(base / "pairs.jsonl"), "--out", out)
-    assert call(monkeypatch, "finetune", "instruct", *arguments) == 130
-    assert "--resume" in capsys.readouterr().err
+    what = (base / "model", "--data", base / "pairs.jsonl", "--out", tmp_path / "run")
+    assert "--resume" in run("finetune", "instruct", *what, code=130)[1]

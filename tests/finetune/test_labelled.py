@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2llama.assets import ASSETS, fetch
-from gpt2llama.errors import AssetError, DataError, FileError
-from gpt2llama.finetune import labelled
+from gpt2llama.errors import AssetError, DataError
 from gpt2llama.finetune.labelled import Labelled, read_labelled, skeleton, split
 
 # As the asset is broken: a quote at a message's start swallowed the messages after it.
@@ -99,14 +98,11 @@ def test_jsonl(tmp_path: Path) -> None:
         ("t.csv", f"text,label\n{'a' * 200_000},x\n", "t.csv:2 is not CSV .field larger"),
         ("t.csv", b"text,label\na,x\n\xff,x\n", "t.csv:3 is not UTF-8"),
         ("t.csv", "text,label\n", "has no text in it"),
-        ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": "a"\n', "t.jsonl:2 is not JSON"),
-        ("t.jsonl", "[" * 10_000, "t.jsonl:1 is not JSON"),
         ("t.jsonl", '["a", "x"]\n', "t.jsonl:1 must be an object"),
         ("t.jsonl", '{"text": "a"}\n', "t.jsonl:1 has no label"),
         ("t.jsonl", '{"text": 1, "label": 1}\n', "t.jsonl:1 has no text"),
         ("t.jsonl", '{"text": "a", "label": true}\n', "t.jsonl:1 has no label"),
-        ("t.jsonl", '{"text": "\\ud83d", "label": 1}\n', "t.jsonl:1 has half a surrogate"),
-        ("t.jsonl", "", "has no text in it"),
+        ("t.jsonl", "", "t.jsonl is empty"),
         ("t.txt", "a", "must be a .csv or .jsonl file, or sms-spam"),
     ],
 )
@@ -114,18 +110,6 @@ def test_what_is_refused(name: str, content: str | bytes, says: str, tmp_path: P
     with pytest.raises(DataError, match=says) as raised:
         read_labelled(write(tmp_path / name, content))
     assert "\n" not in str(raised.value)
-
-
-def test_reading_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "t.jsonl", '{"text": "a", "label": "x"}\n' * 3)
-    monkeypatch.setattr(labelled, "MAX_LINE", 20)
-    with pytest.raises(DataError, match=r"t\.jsonl:1 is longer than 20 bytes"):
-        read_labelled(path)
-    monkeypatch.setattr(labelled, "MAX_FILE", 20)
-    with pytest.raises(DataError, match="give a sample"):
-        read_labelled(path)
-    with pytest.raises(FileError, match=r"cannot read .*none\.csv: No such file"):
-        read_labelled(tmp_path / "none.csv")
 
 
 TEXTS = st.lists(

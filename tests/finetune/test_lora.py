@@ -25,6 +25,7 @@ from gpt2llama.finetune.lora import (
     add_lora,
     merge,
     merged,
+    without,
 )
 from gpt2llama.model.config import ModelConfig
 from gpt2llama.model.kv_cache import KVCache
@@ -84,6 +85,20 @@ def test_the_sum_by_hand_for_every_switch(cfg: ModelConfig, leaves: set[str], ra
     assert {type(m) for n, m in model.named_modules() if n.endswith(tuple(leaves))} == {nn.Linear}
     assert all(p.requires_grad for p in model.parameters())
     assert_close(model(ids), want)
+
+
+@pytest.mark.parametrize("cfg", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_without_adapters_it_is_the_model_as_it_was_in_the_same_memory(cfg: ModelConfig) -> None:
+    model, ids = make(cfg), tokens(2, CONTEXT)
+    before = model(ids)
+    add_lora(model, LoraConfig(rank=2, modules="all-linear"))
+    draw(model)
+    plain, shared = without(model.train()), set(map(id, model.parameters()))
+    assert torch.equal(plain(ids), before)
+    assert not torch.equal(model(ids), before)
+    assert adapters(plain) == {}
+    assert len(adapters(model)) > 0
+    assert {id(p) for p in plain.parameters()} < shared
 
 
 def test_all_linear_is_all_but_the_head() -> None:
@@ -247,6 +262,8 @@ def test_the_merged_model_is_saved_and_an_unmerged_one_not(
     want = model(ids)
     with pytest.raises(InputError, match="merge them first"):
         save(model, None, tmp_path / "out.gguf", format)
+    with pytest.raises(InputError, match="merge them first"):
+        quantise(model, SCHEMES["int8"])
     merge(model)
     save(model, None, tmp_path / "out.gguf", format)
     assert_close(load(tmp_path / "out.gguf")[0](ids), want)

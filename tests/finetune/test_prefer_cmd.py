@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 import gpt2llama as g
 from gpt2llama.cli._finetune_preference import preference
 from gpt2llama.cli._finetune_reward import reward
-from gpt2llama.cli._tuning import TuningProgress
+from gpt2llama.cli._tuning import TuningProgress, lora_of, run_of
 from gpt2llama.errors import ConfigError
+from gpt2llama.finetune.lora import LoraConfig
+from gpt2llama.finetune.preference import DEFAULTS, PreferenceConfig
 
 app = typer.Typer()
 app.command()(preference)
@@ -78,8 +80,7 @@ def test_ctrl_c(
     out, whole = tmp_path / "run", tmp_path / "whole"
     how = [*SMALL_SETS, "--set=chat=false"] if command == "preference" else REWARD_SETS
     how = [command, model, "--data", pairs if command == "preference" else sums, *how]
-    if command == "reward":
-        how += ["--reward", "format:[a-z]"]
+    how += ["--reward", "format:[a-z]"] if command == "reward" else ["--lora", "4"]
     call(*how, "--out", whole)
     with monkeypatch.context() as patch:
         patch.setattr(f"gpt2llama.cli._finetune_{command}.TuningProgress", Shown)
@@ -109,7 +110,21 @@ def test_reward(model: Path, sums: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_missing(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="name the model to tune: gpt2llama finetune reward PATH"):
+    with pytest.raises(
+        ConfigError, match="name the model to tune: gpt2llama finetune reward MODEL"
+    ):
         call("reward", "--out", tmp_path)
     with pytest.raises(ConfigError, match="--data is missing"):
         call("preference", model, "--out", tmp_path)
+    with pytest.raises(ConfigError, match="--lora-dropout is of adapters; add --lora RANK"):
+        call("preference", model, "--out", tmp_path, "--lora-dropout", "0")
+
+
+def test_adapters_want_a_higher_rate(tmp_path: Path) -> None:
+    lora = lora_of(4, None, 0.1, None)
+    assert lora == LoraConfig(rank=4, alpha=8, dropout=0.1)
+    for settings, rate in (([], 1e-4), (["lr=3e-5"], 3e-5)):
+        run = run_of(
+            PreferenceConfig, DEFAULTS, "m", tmp_path, Path("d"), None, settings, False, lora
+        )
+        assert (run.train.lr, run.lora) == (rate, lora)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from prefer_run import random_pairs, reward_run, sharp_model, small_reward
+from prefer_run import random_pairs, sharp_model, small_reward
 from torch import Tensor
 
 import gpt2llama as g
 from gpt2llama.data.batches import IGNORED
 from gpt2llama.finetune.answers import padded
+from gpt2llama.finetune.grpo import GroupBatch, PolicyLoss, advantages
 from gpt2llama.finetune.preference import PreferenceConfig, PreferenceLoss, pair_batch
-from gpt2llama.finetune.reward import GroupBatch, PolicyLoss, Sampler, advantages
 
 with warnings.catch_warnings():  # of the libraries that it loads
     warnings.simplefilter("ignore")
@@ -110,9 +109,8 @@ def test_grpo(variant: Any, name: str, kl: float) -> None:
         ids, targets, advantages=advantage, old=old, reference=reference if kl else None
     )
     cfg = small_reward(variant=variant, kl=kl, max_new_tokens=9, clip_ratio=0.1)
-    run = reward_run(Path(), Path(), cfg)
     none: Any = None
-    objective = PolicyLoss(Sampler([], run, none, none, none, None))
+    objective = PolicyLoss(cfg, none)
     found = objective.of(logprobs, batch) / 6
 
     trainer = trainer_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from prefer_run import (
     CONTEXT,
     SUMS,
+    check_adapters,
     check_same,
     make_model,
     metrics,
@@ -23,22 +25,17 @@ from prefer_run import (
 
 from gpt2llama.data.batches import IGNORED
 from gpt2llama.errors import ConfigError, DataError, FileError, TrainingError
-from gpt2llama.finetune.answers import Line, Writer, padded
-from gpt2llama.finetune.reward import (
-    GroupBatch,
-    PolicyLoss,
-    RewardConfig,
-    Sampler,
-    Task,
-    advantages,
-    arithmetic,
-    encode_tasks,
-    make_reward,
-    tune_reward,
-)
+from gpt2llama.finetune.answers import Line, Writer, padded, read_parts
+from gpt2llama.finetune.grpo import GroupBatch, PolicyLoss, RewardConfig, advantages
+from gpt2llama.finetune.lora import LoraConfig, adapters, add_lora
+from gpt2llama.finetune.reward import tune_reward
+from gpt2llama.finetune.rewards import arithmetic, make_reward
+from gpt2llama.finetune.rollouts import Sampler, Task, encode_task
 from gpt2llama.finetune.settings import Tuning
 from gpt2llama.generate import SamplingConfig
 from gpt2llama.model.transformer import Transformer
+
+LORA = LoraConfig(rank=4, alpha=8, dropout=0.1, modules="q_proj v_proj down_proj lm_head")
 
 
 def test_advantages_by_hand() -> None:
@@ -52,7 +49,10 @@ def test_advantages_by_hand() -> None:
 
 
 def sampler(
-    model: Transformer | None = None, reference: Transformer | None = None, **settings: Any
+    model: Transformer | None = None,
+    reference: Transformer | None = None,
+    lora: LoraConfig | None = None,
+    **settings: Any,
 ) -> Sampler:
     """Of three prompts."""
     ours = tokenizer()
@@ -60,7 +60,7 @@ def sampler(
         Task(Writer(ours, chat=False).prompt(line["prompt"]), Line(str(i), line))
         for i, line in enumerate(SUMS[:3])
     ]
-    run = reward_run(Path(), Path(), small_reward(**settings), batch_size=3)
+    run = reward_run(Path(), Path(), small_reward(**settings), lora, batch_size=3)
     policy = model or sharp_model()
     return Sampler(tasks, run, ours, make_reward(run.method.reward), policy, reference)
 
@@ -84,7 +84,7 @@ def test_the_loss_by_hand() -> None:
         [k3(-math.log(0.5)), k3(-math.log(1.5)), k3(-0.2)],
     ]
     for variant, lengths in (("grpo", (2, 3)), ("dr-grpo", (5, 5))):
-        objective = PolicyLoss(sampler(variant=variant, kl=0.5))
+        objective = PolicyLoss(small_reward(variant=variant, kl=0.5), sampler().logprobs)
         wanted = -sum(
             (sum(gain) - 0.5 * sum(kl)) / length
             for gain, kl, length in zip(terms, divergence, lengths, strict=True)
@@ -101,7 +101,7 @@ def test_at_the_samples_own_step_it_is_the_policy_gradient() -> None:
     model = sharp_model().double()
     source = sampler(model, kl=0.0, clip_ratio=1e-9)
     batch = source.make(0)
-    objective = PolicyLoss(source)
+    objective = PolicyLoss(source.cfg, source.logprobs)
     parameters = list(model.parameters())
     found = torch.autograd.grad(objective(model, batch), parameters)
     logprobs = source.logprobs(model, batch.ids, batch.targets)
@@ -119,12 +119,19 @@ class TestSamples:
         assert not torch.equal(first.ids[:, -5:], sampler().make(5).ids[:, -5:])
         assert not torch.equal(first.ids[:, -5:], sampler(sharp_model(1)).make(4).ids[:, -5:])
 
-    def test_are_the_policys_own(self) -> None:
+    @pytest.mark.parametrize("lora", [None, LORA])
+    def test_are_the_policys_own(self, lora: LoraConfig | None) -> None:
         """The log-probabilities of the fast path are those that are trained, and a stop id counts
         like any other token."""
-        source = sampler(temperature=1.0)
+        policy = sharp_model()
+        if lora is not None:
+            add_lora(policy, lora)
+            for layer in adapters(policy).values():
+                torch.nn.init.normal_(layer.lora_B.weight, std=0.3)
+        source = sampler(policy, lora=lora, temperature=1.0)
         source.tokenizer.stop_ids = frozenset(range(0, 256, 8))
-        samples = source.answer([source.tasks[0]] * 20, SamplingConfig(temperature=1.0, seed=1))
+        sampling = SamplingConfig(temperature=1.0, seed=1)
+        samples = source.answer(source.speaker(policy), [source.tasks[0]] * 20, sampling)
         stopped = [sample for sample in samples if sample.finish_reason == "stop"]
         assert 0 < len(stopped) < 20
         assert all(len(sample.tokens) == len(sample.ids) + 1 for sample in stopped)
@@ -150,7 +157,8 @@ class TestSamples:
         source.reward = lambda answer, line: 1.0
         empty = source.make(0)
         assert (empty.count, empty.figures["reward"], empty.figures["equal_groups"]) == (0, 1, 3)
-        loss = PolicyLoss(source)(source.policy, empty)  # beside others in an accumulated step
+        objective = PolicyLoss(source.cfg, source.logprobs)
+        loss = objective(source.policy, empty)  # beside others in an accumulated step
         loss.backward()
         assert loss.item() == 0
 
@@ -221,12 +229,20 @@ def test_lines_that_cannot_be_checked() -> None:
     for answer in ({}, {"answer": "many"}, {"answer": None}, {"answer": [1]}):
         line = Line("sums.jsonl:3", {"prompt": "1+1=", **answer})
         with pytest.raises(DataError, match=r"^sums.jsonl:3: answer must be the number"):
-            encode_tasks([line], writer, CONTEXT, "arithmetic")
-        encode_tasks([line], writer, CONTEXT, "format:a")
-    lines = [Line("", {"prompt": "p" * n, "answer": 1}) for n in (45, 46, 47, 48, 60)]
-    fitting, skipped = encode_tasks(lines, writer, CONTEXT, "arithmetic")
-    assert [len(task.prompt) for task in fitting] == [46, 47]
-    assert skipped == 3
+            encode_task(line, writer, "arithmetic")
+        encode_task(line, writer, "format:a")
+
+
+def test_a_prompt_without_room_for_an_answer_is_skipped(tmp_path: Path) -> None:
+    lines = [{"prompt": "p" * (size - tokenizer().adds_bos)} for size in (46, 47, 48, 60)]
+    data, writer = write_lines(tmp_path / "p.jsonl", lines), Writer(tokenizer(), chat=False)
+    run = replace(reward_run(tmp_path, data), held_out=str(data))
+    parts = read_parts(run, lambda line: encode_task(line, writer, "format:a"), CONTEXT, "prompt")
+    assert [len(task.prompt) for task in parts.train] == [46, 47]
+    assert parts.skipped == 4  # of both files
+    write_lines(data, lines[2:])
+    with pytest.raises(DataError, match="no prompt to train on: none fits into 48 tokens"):
+        read_parts(run, lambda line: encode_task(line, writer, "format:a"), CONTEXT, "prompt")
 
 
 @pytest.fixture(scope="module")
@@ -239,9 +255,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_lines(tmp_path_factory.mktemp("sums") / "sums.jsonl", SUMS)
 
 
-def test_the_reward_rises(model: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_the_reward_rises(lora: LoraConfig | None, model: Path, data: Path, tmp_path: Path) -> None:
     cfg = small_reward(reward="format:^[ -~]", group_size=8, kl=0.001)
-    run = reward_run(model, data, cfg, steps=25, lr=0.01, eval_every=25)
+    run = reward_run(model, data, cfg, lora, steps=25, lr=0.01, eval_every=25)
     tune_reward(run, tmp_path / "run")
     lines = metrics(tmp_path / "run")
     assert [line["step"] for line in lines] == list(range(26))
@@ -251,15 +268,20 @@ def test_the_reward_rises(model: Path, data: Path, tmp_path: Path) -> None:
     end = sum(line["reward"] for line in lines[-3:]) / 3
     assert end > start + 0.3
     assert lines[1]["kl"] == pytest.approx(0, abs=1e-6)
-    assert lines[-1]["kl"] > 0.01
-    assert {"equal_groups", "answer_tokens", "clipped"} <= set(lines[-1])
+    assert lines[15]["kl"] > 0.01
+    assert {"equal_groups", "answer_tokens", "clipped"} <= set(lines[15])
+    if lora is not None:
+        check_adapters(tmp_path / "run", model, lora)
 
 
-@pytest.mark.parametrize("updates", [1, 2])
-def test_resumed_is_as_undisturbed(updates: int, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("updates", "lora"), [(1, None), (2, None), (2, LORA)])
+def test_resumed_is_as_undisturbed(
+    updates: int, lora: LoraConfig | None, data: Path, tmp_path: Path
+) -> None:
     """Stopped between checkpoints and, with two updates, at one in the middle of the samples."""
     dropping = make_model(tmp_path, dropout=0.1)
-    run = reward_run(dropping, data, small_reward(updates=updates), accumulate=2, eval_every=3)
+    cfg = small_reward(updates=updates)
+    run = reward_run(dropping, data, cfg, lora, accumulate=2, eval_every=3)
     tune_reward(run, tmp_path / "whole")
     for step in (0, 2, 5):  # the last goes on from step 3
 
@@ -300,11 +322,12 @@ def test_resumed_with_other_settings(model: Path, data: Path, tmp_path: Path) ->
         tune_reward(reward_run(model, sums, steps=8), tmp_path / "other", resume=True)
 
 
-def test_bf16(model: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_bf16(lora: LoraConfig | None, model: Path, data: Path, tmp_path: Path) -> None:
     """Samples, their log-probabilities and the reference are those of the copy that computes; in
     bf16 a pass with a backward rounds its attention elsewhere than one without."""
     cfg = small_reward(updates=2)
-    tune_reward(reward_run(model, data, cfg, dtype="bf16"), tmp_path / "run")
+    tune_reward(reward_run(model, data, cfg, lora, dtype="bf16"), tmp_path / "run")
     first = metrics(tmp_path / "run")[1]
     assert first["kl"] == pytest.approx(0, abs=1e-3)
     assert first["loss"] == pytest.approx(0, abs=1e-2)

@@ -102,7 +102,7 @@ def test_the_shapes_of_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", r"p\.jsonl:2 must be an object"),
+        ("{", r"p\.jsonl:2 is not JSON"),
         ("[]", r"p\.jsonl:2 must be an object"),
         ('{"text": "x"}', r"p\.jsonl:2 must be an object.*'instruction'"),
         ('{"prompt": 3}', r"p\.jsonl:2 must be an object"),

@@ -1,8 +1,7 @@
-"""`gpt2llama finetune classify`."""
+"""`gpt2llama finetune classify MODEL --data TEXTS --out RUN`."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,10 +9,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..errors import ConfigError, field_names
-from ._config import config_of
+from ..errors import ConfigError
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
+from ._tuning import (
+    Begin,
+    Lora,
+    LoraAlpha,
+    LoraDropout,
+    LoraModules,
+    Out,
+    Resume,
+    Settings,
+    lasting,
+    lora_of,
+)
 
 if TYPE_CHECKING:
     from ..finetune.classify import Result
@@ -22,39 +32,38 @@ MOST_SHOWN = 12  # classes: a wider matrix fits no terminal
 
 
 def classify(
+    model: Begin = None,
+    *,
     data: Annotated[
-        str, typer.Argument(help="A .csv or .jsonl file of texts and labels, or sms-spam.")
+        str, typer.Option(help="Texts and labels: a .csv or .jsonl file, or sms-spam.")
     ],
-    out: Annotated[Path, typer.Option(help="The run's folder.")],
-    begin: Annotated[
-        str | None, typer.Option("--from", help="A model to tune: folder, run, asset or hub id.")
+    out: Out,
+    preset: Annotated[
+        str | None, typer.Option(help="A new model by its name, such as zh-3m, instead of MODEL.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="A new model instead, by its name.")] = None,
     method: Annotated[
         Literal["last-layer", "lora", "full"] | None,
-        typer.Option(help="What learns beside the head; lora for --from, full for --preset."),
+        typer.Option(help="What learns beside the head.", show_default="lora; full of --preset"),
     ] = None,
+    lora: Lora = None,
+    lora_alpha: LoraAlpha = None,
+    lora_dropout: LoraDropout = None,
+    lora_modules: LoraModules = None,
     class_weights: Annotated[
         Literal["none", "balanced"], typer.Option(help="balanced: each class counts alike.")
     ] = "balanced",
-    lora_rank: Annotated[int | None, typer.Option(help="The adapters' rank; 8.")] = None,
-    lora_alpha: Annotated[
+    epochs: Annotated[
         float | None,
-        typer.Option(help="They count alpha / rank times; twice the rank unless given."),
+        typer.Option(
+            help="Passes over the texts.", show_default="1; 3 of last-layer, 5 of --preset"
+        ),
     ] = None,
-    lora_dropout: Annotated[float | None, typer.Option(help="Of what they read.")] = None,
-    lora_modules: Annotated[
-        str | None, typer.Option(help="Where: q_proj,v_proj …; all-linear is all but the head.")
-    ] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the texts.")] = None,
-    split_seed: Annotated[int, typer.Option(min=0, help="Of what is held out.")] = 0,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field.")
-    ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
+    split_seed: Annotated[int, typer.Option(min=0, help="Draws what is held out.")] = 0,
+    settings: Settings = None,
+    resume: Resume = False,
     json: Json = False,
 ) -> None:
-    """Make a classifier of texts, and score it on texts it has never seen.
+    """Make a classifier of texts, scored on texts that it has never seen.
 
     Fields for --set: steps (instead of --epochs), batch_size, seq_len, accumulate, lr, optimizer,
     schedule, warmup_steps, weight_decay, clip, eval_every, checkpoint_every, patience, seed,
@@ -62,36 +71,27 @@ def classify(
     """
     from ..finetune.classify import USUAL, ClassifyConfig
     from ..finetune.classify import classify as run_classify
-    from ..finetune.lora import LoraConfig
+    from ..model.config import ModelConfig
     from ..model.presets import preset as named
-    from ..train.config import RunConfig
+    from ..train.config import TrainConfig, parse_settings
     from ..train.trainer import Interrupted
 
-    if (begin is None) == (preset is None):
-        raise ConfigError("name what to tune, --from MODEL, or what to make, --preset zh-3m")
-    method = method or ("lora" if begin else "full")
-    if preset is not None and method != "full":
+    if (model is None) == (preset is None):
+        raise ConfigError("name what to tune, MODEL, or what to make, --preset zh-3m")
+    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
+    method = method or ("lora" if model or adapters else "full")
+    if preset and method != "full":
         raise ConfigError(
             f"--method {method} leaves the weights of a new model as they are drawn; leave it out "
-            "or give --from MODEL"
+            "or name a MODEL"
         )
-    options = {
-        "rank": lora_rank,
-        "alpha": 2 * lora_rank if lora_rank and lora_alpha is None else lora_alpha,
-        "dropout": lora_dropout,
-        "modules": lora_modules,
-    }
-    adapters: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
     if adapters and method != "lora":
-        raise ConfigError(f"--lora-{next(iter(adapters))} is for --method lora, not {method}")
+        raise ConfigError(f"--lora is for --method lora, not {method}; leave one out")
     usual_epochs, train = USUAL["new" if preset else method]
-    before = config_of(begin) if begin else named(str(preset))
-    run = RunConfig(model=before, train=train, data=data).set(settings or [])
-    if begin and run.model != before:
-        fields = [pair.partition("=")[0] for pair in settings or []]
-        name = next(field for field in fields if field not in field_names(type(train)))
+    changes, fields = parse_settings(settings or [], TrainConfig, ModelConfig)
+    if model and fields:
+        name = next(iter(fields))
         raise ConfigError(f"--set {name}: the model's fields come with its weights; leave it out")
-    stated = any(pair.startswith("steps=") for pair in settings or [])
     how = ClassifyConfig(
         method=method,
         class_weights=class_weights,
@@ -111,13 +111,13 @@ def classify(
     try:
         with TrainingProgress() as shown:
             result = run_classify(
-                _lasting(data),
+                lasting(data),
                 out,
-                _lasting(begin) if begin else run.model,
+                lasting(model) if model else named(str(preset)).replace(**fields),
                 how,
-                run.train,
-                LoraConfig(**adapters),
-                steps=run.train.steps if stated else None,
+                train.replace(**changes),
+                adapters,
+                steps=changes.get("steps"),
                 resume=resume,
                 say=tell,
                 report=report,
@@ -130,11 +130,6 @@ def classify(
         return
     _show(result)
     tell(f'\nnext:\n  gpt2llama classify {out} "a text"')
-
-
-def _lasting(name: str) -> str:
-    """That a run can be resumed from another folder."""
-    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def _show(result: Result) -> None:

@@ -1,4 +1,4 @@
-"""`gpt2llama finetune distill`."""
+"""`gpt2llama finetune distill STUDENT --teacher MODEL --data DATA --out RUN`."""
 
 from __future__ import annotations
 
@@ -14,28 +14,36 @@ import typer
 
 from ..errors import ConfigError
 from ._print import Json, log, print_json, tell
+from ._tuning import lasting
 
 LOGITS, ANSWERS = "Learning its probabilities", "Writing its answers"
 
 
 def distill(
-    out: Annotated[Path, typer.Option(help="The run's folder; with --prompts a new .jsonl file.")],
     student: Annotated[
-        str | None, typer.Argument(help="A model to train on from, or a preset for a new one.")
+        str | None,
+        typer.Argument(
+            metavar="STUDENT", help="What to train: a folder, run, asset, hub id or preset."
+        ),
     ] = None,
+    *,
     teacher: Annotated[str | None, typer.Option(help="The model to learn from.")] = None,
+    out: Annotated[Path, typer.Option(help="The run's folder; with --prompts a new .jsonl file.")],
     data: Annotated[
         Path | None,
         typer.Option(help="A folder of `data prepare`.", rich_help_panel=LOGITS),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(help="Softens both distributions; 2.", rich_help_panel=LOGITS),
+        typer.Option(
+            help="Softens both distributions.", show_default="2.0", rich_help_panel=LOGITS
+        ),
     ] = None,
     alpha: Annotated[
         float | None,
         typer.Option(
-            help="The teacher's weight, 0 to 1; the data has the rest; 0.5.",
+            help="The teacher's weight, 0 to 1; the data has the rest.",
+            show_default="0.5",
             rich_help_panel=LOGITS,
         ),
     ] = None,
@@ -49,7 +57,9 @@ def distill(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="As of train.", rich_help_panel=LOGITS),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A field of train; several.", rich_help_panel=LOGITS
+        ),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -59,16 +69,22 @@ def distill(
         ),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=1, rich_help_panel=ANSWERS)
+        int,
+        typer.Option(
+            "--max-new-tokens", "-n", min=1, help="Of an answer.", rich_help_panel=ANSWERS
+        ),
     ] = 128,
     batch_size: Annotated[
         int, typer.Option(min=1, help="Answers at a time.", rich_help_panel=ANSWERS)
     ] = 16,
-    resume: Annotated[bool, typer.Option(help="Go on with what was begun.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was begun.")] = False,
     json: Json = False,
 ) -> None:
-    """Train a small model on a larger one's probabilities (same tokenizer), or, with --prompts,
-    write the larger one's answers as data for finetune instruct (any tokenizer)."""
+    """Teach a model what a larger one says: its probabilities, or its answers.
+
+    With --data a model of the same tokenizer learns the teacher's probabilities. With --prompts the
+    teacher's answers are written as data for finetune instruct, whatever the tokenizer.
+    """
     if prompts is not None:
         if student is not None or data is not None:
             raise ConfigError("--prompts writes answers and trains nothing: leave STUDENT out")
@@ -89,7 +105,7 @@ def distill(
     else:
         from ..model.presets import presets
 
-        begin = "" if student in presets() else _place(student)
+        begin = "" if student in presets() else lasting(student)
         run = DistillRun(
             model=config_of(student),
             train=TrainConfig(),
@@ -131,7 +147,7 @@ def _answers(
                 tokenizer,
                 questions,
                 out,
-                name=_place(teacher),
+                name=lasting(teacher),
                 max_new_tokens=count,
                 batch_size=batch_size,
                 resume=resume,
@@ -147,18 +163,13 @@ def _answers(
     tell(f"{done.written:,} answers{left if done.empty or done.cut_off else ''}: {out}")
 
 
-def _place(name: str) -> str:
-    """Absolute, if it is a path: a run may be resumed from elsewhere."""
-    return str(Path(name).resolve()) if Path(name).exists() else name
-
-
 def _checkpoint(name: str) -> str:
     """Of a run its latest one now: a resumed distillation must not meet a later one."""
     from ..weights import open_model
 
     if (Path(name) / "latest").is_file():
         return str(Path(open_model(name).where).parent.resolve())
-    return _place(name)
+    return lasting(name)
 
 
 class _Counter:

@@ -1,4 +1,4 @@
-"""`gpt2llama finetune instruct`."""
+"""`gpt2llama finetune instruct MODEL --data TALKS.jsonl --out RUN`."""
 
 from __future__ import annotations
 
@@ -11,49 +11,59 @@ import typer
 from ..errors import ConfigError
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
+from ._tuning import (
+    Lora,
+    LoraAlpha,
+    LoraDropout,
+    LoraModules,
+    Out,
+    Resume,
+    Settings,
+    lasting,
+    lora_of,
+)
 
 
 def instruct(
-    model: Annotated[str, typer.Argument(help="What to tune: folder, run, asset or hub id.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="What to tune: a folder, run, asset or hub id.")
+    ],
     data: Annotated[
         list[str],
-        typer.Option("--data", metavar="FILE[:WEIGHT]", help="Conversations as JSONL; several."),
+        typer.Option(
+            "--data",
+            metavar="FILE[:WEIGHT]",
+            help="Conversations as JSONL; several, each as often an epoch as its weight says.",
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="The run's folder.")],
+    out: Out,
     held_out: Annotated[
-        Path | None, typer.Option(help="Conversations that are only scored; else a share of data.")
+        Path | None,
+        typer.Option(help="Conversations that are only scored.", show_default="5% of the data"),
     ] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 3.0,
-    lora: Annotated[
-        int | None, typer.Option("--lora", metavar="RANK", help="Adapters alone learn: their rank.")
-    ] = None,
-    lora_alpha: Annotated[
-        float | None,
-        typer.Option(help="They count alpha / rank times; twice the rank unless given."),
-    ] = None,
-    lora_dropout: Annotated[float, typer.Option(help="Of what they read.")] = 0.0,
-    lora_modules: Annotated[
-        str, typer.Option(help="Where: q_proj,v_proj …; all-linear is all but the head.")
-    ] = "all-linear",
+    lora: Lora = None,
+    lora_alpha: LoraAlpha = None,
+    lora_dropout: LoraDropout = None,
+    lora_modules: LoraModules = None,
     neftune: Annotated[
-        float | None, typer.Option(help="Noise on the embeddings: alpha, such as 5.")
+        float | None, typer.Option(help="Noise on the embeddings, such as 5.", show_default="none")
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A field of training.")
-    ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
+    settings: Settings = None,
+    resume: Resume = False,
     json: Json = False,
 ) -> None:
     """Teach a model to answer, from conversations: the answers alone are learned.
 
     A line of FILE is an object with "messages" (OpenAI), "conversations" (ShareGPT) or
-    "instruction", "input" and "output" (Alpaca). Fields for --set: steps (instead of --epochs),
-    batch_size, seq_len, accumulate, lr, optimizer, schedule, warmup_steps, weight_decay, clip,
-    eval_every, checkpoint_every, patience, seed, dtype, device.
+    "instruction", "input" and "output" (Alpaca).
+
+    Fields for --set: steps (instead of --epochs), batch_size, seq_len, accumulate, lr, optimizer,
+    schedule, warmup_steps, weight_decay, clip, eval_every, checkpoint_every, patience, seed,
+    dtype, device.
     """
     from ..finetune.instruct import SHORT_TUNE, InstructConfig
     from ..finetune.instruct import instruct as tune
-    from ..finetune.lora import LoraConfig
     from ..train.config import TrainConfig, parse_settings
     from ..train.trainer import Interrupted
 
@@ -61,14 +71,11 @@ def instruct(
     train, steps = SHORT_TUNE.replace(**changes), changes.get("steps")
     how = InstructConfig(epochs=epochs, neftune=neftune)
     files = [_weighted(text) for text in data]
-    adapters = None
-    if lora is not None:
-        alpha = 2 * lora if lora_alpha is None else lora_alpha
-        adapters = LoraConfig(rank=lora, alpha=alpha, dropout=lora_dropout, modules=lora_modules)
+    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
     try:
         with TrainingProgress() as shown:
             done = tune(
-                model, files, out, train, how,
+                lasting(model), files, out, train, how,
                 held_out=held_out, lora=adapters, steps=steps, resume=resume, say=tell,
                 report=shown.update,
             )  # fmt: skip
@@ -88,9 +95,9 @@ def _weighted(text: str) -> tuple[str, float]:
     """FILE:WEIGHT, or FILE alone, whose weight is 1."""
     path, colon, weight = text.rpartition(":")
     if not colon or Path(text).exists():
-        return text, 1.0
+        return lasting(text), 1.0
     try:
-        return path, float(weight)
+        return lasting(path), float(weight)
     except ValueError:
         if Path(path).exists():
             raise ConfigError(f"--data {text}: the weight {weight!r} is no number") from None

@@ -1,26 +1,48 @@
-"""`gpt2llama finetune preference PATH --data PAIRS.jsonl --out RUN`."""
+"""`gpt2llama finetune preference MODEL --data PAIRS.jsonl --out RUN`."""
 
 from __future__ import annotations
 
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ._print import Json, print_json, tell
-from ._tuning import Begin, HeldOut, Out, Resume, Settings, TuningProgress, run_of, watched
+from ._tuning import (
+    Begin,
+    HeldOut,
+    Lora,
+    LoraAlpha,
+    LoraDropout,
+    LoraModules,
+    Out,
+    Resume,
+    Settings,
+    TuningProgress,
+    lora_of,
+    run_of,
+    watched,
+)
 
 
 def preference(
-    out: Out,
-    path: Begin = None,
+    model: Begin = None,
+    *,
     data: Annotated[
         Path | None, typer.Option(help="JSONL: prompt (text or messages), chosen, rejected.")
     ] = None,
+    out: Out,
     held_out: HeldOut = None,
-    loss: Annotated[str | None, typer.Option(help="dpo, dpo-norm, ipo, ipo-norm or simpo.")] = None,
+    loss: Annotated[
+        Literal["dpo", "dpo-norm", "ipo", "ipo-norm", "simpo"] | None,
+        typer.Option(help="The -norm ones count an answer per token.", show_default="dpo"),
+    ] = None,
+    lora: Lora = None,
+    lora_alpha: LoraAlpha = None,
+    lora_dropout: LoraDropout = None,
+    lora_modules: LoraModules = None,
     settings: Settings = None,
     resume: Resume = False,
     json: Json = False,
@@ -28,14 +50,17 @@ def preference(
     """Teach a model which of two answers is preferred.
 
     Fields for --set: beta, label_smoothing, margin (simpo), chat (false: a prompt is text to
-    continue), and those of `train` but the model's. The log-probabilities of the model as it was
-    are computed once and kept in the run's folder.
+    continue), and those of `train` but the model's (lr: 1e-5, with --lora 1e-4). The
+    log-probabilities of the model as it was are computed once and kept in the run's folder.
+
+    To go on, --out RUN --resume is enough.
     """
     from ..finetune.preference import DEFAULTS, PreferenceConfig, tune_preference
 
     named = [] if loss is None else [f"loss={loss}"]
     pairs = [*named, *(settings or [])]
-    run = run_of(PreferenceConfig, DEFAULTS, path, out, data, held_out, pairs, resume)
+    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
+    run = run_of(PreferenceConfig, DEFAULTS, model, out, data, held_out, pairs, resume, adapters)
     try:
         with TuningProgress(_words) as shown:
             report = partial(shown.update, steps=run.train.steps)

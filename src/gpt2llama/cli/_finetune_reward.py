@@ -1,4 +1,4 @@
-"""`gpt2llama finetune reward PATH --data PROMPTS.jsonl --out RUN --reward arithmetic`."""
+"""`gpt2llama finetune reward MODEL --data PROMPTS.jsonl --out RUN --reward arithmetic`."""
 
 from __future__ import annotations
 
@@ -11,33 +11,59 @@ import typer
 
 from ..errors import ConfigError
 from ._print import Json, print_json, tell
-from ._tuning import Begin, HeldOut, Out, Resume, Settings, TuningProgress, run_of
+from ._tuning import (
+    Begin,
+    HeldOut,
+    Lora,
+    LoraAlpha,
+    LoraDropout,
+    LoraModules,
+    Out,
+    Resume,
+    Settings,
+    TuningProgress,
+    lora_of,
+    run_of,
+)
 
 
 def reward(
-    out: Out,
-    path: Begin = None,
+    model: Begin = None,
+    *,
     data: Annotated[
         Path | None, typer.Option(help="JSONL: prompt (text or messages), and what is right.")
     ] = None,
+    out: Out,
     reward: Annotated[
         str | None,
-        typer.Option(help="arithmetic, format:REGEX, or file.py:function, which is run."),
+        typer.Option(
+            help="arithmetic, format:REGEX, or file.py:function, which is run.",
+            show_default="arithmetic",
+        ),
     ] = None,
     held_out: HeldOut = None,
+    lora: Lora = None,
+    lora_alpha: LoraAlpha = None,
+    lora_dropout: LoraDropout = None,
+    lora_modules: LoraModules = None,
     settings: Settings = None,
     resume: Resume = False,
     json: Json = False,
 ) -> None:
-    """Teach a model by rewards that can be checked (GRPO).
+    """Teach a model by rewards for answers that can be checked (GRPO).
 
     arithmetic: 1 if the last number of the answer is the line's "answer". format: 1 if the
     expression is found in it. A function takes the answer and the line, and returns a number.
+
     Fields for --set: variant (grpo, dr-grpo), group_size, max_new_tokens, temperature,
     clip_ratio, kl, updates, chat (false: a prompt is text to continue), and those of `train` but
-    the model's.
+    the model's (lr: 1e-5, with --lora 1e-4).
+
+    To go on, --out RUN --resume is enough, but for --reward file.py:function.
     """
-    from ..finetune.reward import DEFAULTS, RewardConfig, is_function, tune_reward
+    from ..finetune.grpo import RewardConfig
+    from ..finetune.reward import DEFAULTS, tune_reward
+    from ..finetune.rewards import is_function
 
     named = []
     if reward is not None:
@@ -46,7 +72,8 @@ def reward(
             reward = f"{Path(file).resolve()}:{function}"
         named = [f"reward={_quoted(reward)}"]
     pairs = [*(settings or []), *named]
-    run = run_of(RewardConfig, DEFAULTS, path, out, data, held_out, pairs, resume)
+    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
+    run = run_of(RewardConfig, DEFAULTS, model, out, data, held_out, pairs, resume, adapters)
     if is_function(run.method.reward) and reward is None:  # a config.toml alone runs no code
         raise ConfigError(
             f"the reward is code, {run.method.reward}; name it again to run it: --reward "

@@ -15,6 +15,7 @@ from ._print import log
 from ._progress import TrainingProgress
 
 if TYPE_CHECKING:
+    from ..finetune.lora import LoraConfig
     from ..finetune.settings import Tuning
     from ..train.config import TrainConfig
 
@@ -22,43 +23,88 @@ M = TypeVar("M", bound=CheckedFields)
 T = TypeVar("T")
 
 Begin = Annotated[
-    str | None, typer.Argument(help="The model to tune: folder, run, asset or hub id.")
+    str | None,
+    typer.Argument(metavar="MODEL", help="What to tune: a folder, run, asset or hub id."),
 ]
 Out = Annotated[Path, typer.Option(help="The run's folder.")]
 HeldOut = Annotated[
-    Path | None, typer.Option(help="Only scored; without it a tenth of the prompts of --data.")
+    Path | None,
+    typer.Option(help="More of it, only scored.", show_default="a tenth of the prompts"),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One of the fields above; several."),
 ]
-Resume = Annotated[bool, typer.Option(help="Go on from the last checkpoint.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
+Lora = Annotated[
+    int | None,
+    typer.Option("--lora", metavar="RANK", help="Only adapters learn, of this rank: LoRA."),
+]
+LoraAlpha = Annotated[
+    float | None,
+    typer.Option(help="Adapters count alpha / rank times.", show_default="twice the rank"),
+]
+LoraDropout = Annotated[
+    float | None, typer.Option(help="Of what the adapters read.", show_default="0.0")
+]
+LoraModules = Annotated[
+    str | None,
+    typer.Option(
+        help="Which matrices have one: q_proj,v_proj …", show_default="all-linear, but for the head"
+    ),
+]
+LORA_RATE = 10  # times full tuning's learning rate (Schulman et al. 2025, "LoRA Without Regret")
+
+
+def lora_of(
+    rank: int | None, alpha: float | None, dropout: float | None, modules: str | None
+) -> LoraConfig | None:
+    """By the options above; none without a rank."""
+    from ..finetune.lora import LoraConfig
+
+    options = {"alpha": alpha, "dropout": dropout, "modules": modules}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if rank is not None:
+        return LoraConfig(**{"rank": rank, "alpha": 2 * rank} | given)
+    if given:
+        raise ConfigError(f"--lora-{next(iter(given))} is of adapters; add --lora RANK")
+    return None
+
+
+def lasting(name: str | Path) -> str:
+    """Absolute, if it is a path: a run may be resumed from another folder."""
+    return str(Path(name).resolve()) if Path(name).exists() else str(name)
 
 
 def run_of(
     kind: type[M],
     train: TrainConfig,
-    path: str | None,
+    model: str | None,
     out: Path,
     data: Path | None,
     held_out: Path | None,
     settings: list[str],
     resume: bool,
+    lora: LoraConfig | None,
 ) -> Tuning[M]:
     """By the options; what they leave open is as in the folder that is resumed, or `train`."""
     from ..finetune.settings import Tuning
 
     written = out / "config.toml"
-    if resume and path is None and written.exists():
+    if resume and model is None and written.exists():
         run = Tuning[M].read(written, kind)
-    elif path is None:
-        raise ConfigError(f"name the model to tune: gpt2llama finetune {kind.KIND} PATH …")
+    elif model is None:
+        raise ConfigError(f"name the model to tune: gpt2llama finetune {kind.KIND} MODEL …")
     else:
-        begin = str(Path(path).resolve()) if Path(path).exists() else path
-        run = Tuning(begin=begin, data="", method=kind(), train=train)
+        if lora is not None:
+            train = train.replace(lr=LORA_RATE * train.lr)
+        run = Tuning(begin=lasting(model), data="", method=kind(), train=train)
     if data is not None:
         run = replace(run, data=str(data.resolve()))
     if held_out is not None:
         run = replace(run, held_out=str(held_out.resolve()))
+    if lora is not None:
+        run = replace(run, lora=lora)
     if not run.data:
         raise ConfigError("--data is missing: give a JSONL file")
     return run.set(settings)
@@ -77,7 +123,7 @@ class TuningProgress(TrainingProgress):
             super().update(ours, steps)
         self.last |= line
         if "held_out_loss" in line:
-            log.print(f"step {line['step']:,}: held out {self.held_out(line)}")
+            log.print(f"step {line['step']:,}: held out {self.held_out(line)}", soft_wrap=True)
 
 
 def watched(items: Iterable[T], count: int) -> Iterable[T]:

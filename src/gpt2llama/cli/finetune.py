@@ -12,16 +12,16 @@ from . import (
     _finetune_reward,
 )
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
 def finetune() -> None:
-    """Make an assistant of a model that continues text."""
+    """Adapt a model: to classify, answer, prefer, earn rewards, or do as a larger one does."""
 
 
 app.command("classify")(_finetune_classify.classify)
 app.command("instruct")(_finetune_instruct.instruct)
-app.command("distill")(_finetune_distill.distill)
 app.command("preference")(_finetune_preference.preference)
 app.command("reward")(_finetune_reward.reward)
+app.command("distill")(_finetune_distill.distill)

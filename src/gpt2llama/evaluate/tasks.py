@@ -18,20 +18,20 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..atomic import write_text
-from ..errors import DataError, FileError, InputError
+from ..errors import DataError, InputError
+from ..jsonl import read_jsonl
 from .shares import Share
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
 
-MAX_LINE = 1 << 20  # characters
 PHRASES: tuple[str, ...] = (
     "我不知道", "不知道。", "不知道，", "不知道答案", "我也不知道", "我不清楚", "我不了解",
     "没有学过", "没学过", "我的范围", "我无法回答", "我不会回答", "回答不了", "答不上来",
@@ -145,7 +145,7 @@ def read_tasks(path: str | Path, limit: int | None = None) -> Tasks:
     """The first `limit` questions, or all. FileError; DataError, naming the line."""
     path = Path(path)
     questions, phrases = list[Question](), PHRASES
-    for number, values in _objects(path):
+    for number, values in read_jsonl(path, "an object with a prompt or messages"):
         place = f"{path}:{number}"
         if "unknown_phrases" in values:
             if values.keys() != {"unknown_phrases"}:
@@ -156,28 +156,6 @@ def read_tasks(path: str | Path, limit: int | None = None) -> Tasks:
     if not questions:
         raise DataError(f"{path} has no question in it; a line is an object with a prompt")
     return Tasks(questions[:limit], phrases)
-
-
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), ""), 1):
-                place = f"{path}:{number}"
-                if len(line) > MAX_LINE:
-                    raise DataError(f"{place} has more than {MAX_LINE:,} characters; cut it")
-                if not line.strip():
-                    continue
-                try:
-                    values = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{place} is not JSON ({error}); mend the line") from None
-                if not isinstance(values, dict):
-                    raise DataError(f"{place} must be an object with a prompt or messages")
-                yield number, values
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as UTF-8") from error
 
 
 def _question(place: str, number: int, values: dict[str, Any]) -> Question:
@@ -393,7 +371,7 @@ def write_golden(path: Path, answers: Sequence[Answer]) -> None:
 def compare_golden(path: Path, answers: Sequence[Answer]) -> list[Difference]:
     """The questions whose answers are no longer those stored, to the letter, or are not stored."""
     stored: dict[str, str | int] = {}
-    for number, values in _objects(path):
+    for number, values in read_jsonl(path, "a golden answer"):
         messages, choices, golden = (values.get(k) for k in ("messages", "choices", "golden"))
         if not isinstance(golden, str | int) or messages is None:
             raise DataError(f"{path}:{number} is no golden answer; write it with --write-golden")

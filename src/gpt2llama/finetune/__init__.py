@@ -11,7 +11,10 @@ classifier.py       the head on the last real token; from and to disk
 scores.py           accuracy, precision, recall, calibration
 preference.py       a run: of two answers the better one (DPO, IPO, SimPO)
 reward.py           a run: of several answers those with the higher reward (GRPO)
-answers.py          prompts, answers and their log-probabilities, for both
+rollouts.py         the prompts, and the groups of answers that the policy samples to them
+rewards.py          what an answer is worth: a sum, a form, a function of the user's
+grpo.py             the objective on groups of answers
+answers.py          prompts, answers and their log-probabilities, for preferences and rewards
 distill.py          a run: a student learns from a teacher's distributions
 top_k.py            the teacher's likeliest tokens, stored once
 teacher_answers.py  a teacher's answers to prompts, as conversations to learn from

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,13 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.batches import IGNORED
-from ..errors import DataError, FileError, InputError, TokenizerError
+from ..errors import DataError, InputError, TokenizerError
+from ..jsonl import read_jsonl
+from .examples import Message
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
+    from .settings import Tuning
 
-Message = dict[str, str]
 Prompt = str | list[Message]
 
 
@@ -54,42 +57,13 @@ class Line(NamedTuple):
             raise DataError(f"{self.place}: {name} {has}")
         if not text.strip():
             raise DataError(f"{self.place}: {name} is empty; fill it or take the line out")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{self.place}: {name} has half a surrogate pair at character {error.start}"
-            ) from None
         return text
 
 
 def read_lines(path: str | Path) -> list[Line]:
-    """The objects of a JSONL file, empty lines left out.
-
-    Raises FileError; DataError for a line that is none, or a file without any.
-    """
-    lines = []
-    try:
-        with Path(path).open("rb") as file:
-            for number, content in enumerate(file, start=1):
-                if content.strip():
-                    place = f"{path}:{number}"
-                    lines.append(Line(place, _parsed(content, place)))
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
-    if not lines:
-        raise DataError(f"{path} has no line; write one JSON object a line")
-    return lines
-
-
-def _parsed(content: bytes, place: str) -> dict[str, Any]:
-    try:
-        values = json.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not JSON in UTF-8: {error}") from None
-    if not isinstance(values, dict):
-        raise DataError(f"{place} must be a JSON object, not a {type(values).__name__}")
-    return values
+    """Of a JSONL file; raises what `read_jsonl` does."""
+    found = read_jsonl(path, "an object with a prompt")
+    return [Line(f"{path}:{number}", values) for number, values in found]
 
 
 def hold_out(lines: list[Line], share: float = 0.1) -> tuple[list[Line], list[Line]]:
@@ -107,6 +81,38 @@ def hold_out(lines: list[Line], share: float = 0.1) -> tuple[list[Line], list[Li
     return split
 
 
+class Encoded(Protocol):
+    @property
+    def tokens(self) -> int: ...
+
+
+E = TypeVar("E", bound=Encoded)
+
+
+@dataclass(frozen=True)
+class Parts(Generic[E]):
+    """skipped: how many take more than seq_len tokens."""
+
+    train: list[E]
+    held_out: list[E]
+    skipped: int
+
+
+def read_parts(run: Tuning[Any], encode: Callable[[Line], E], seq_len: int, what: str) -> Parts[E]:
+    """The lines of a run's files, encoded. Raises DataError where none is left on either side."""
+    lines = read_lines(run.data)
+    split = (lines, read_lines(run.held_out)) if run.held_out else hold_out(lines)
+    found = [[encode(line) for line in part] for part in split]
+    train, held_out = ([each for each in part if each.tokens <= seq_len] for part in found)
+    for name, part in (("train on", train), ("hold out", held_out)):
+        if not part:
+            raise DataError(
+                f"{run.data} leaves no {what} to {name}: none fits into {seq_len} tokens; shorten "
+                "them or raise seq_len"
+            )
+    return Parts(train, held_out, sum(map(len, found)) - len(train) - len(held_out))
+
+
 class Writer:
     """Writes prompts and answers as the model reads them.
 
@@ -119,9 +125,14 @@ class Writer:
         self.chat = chat and tokenizer.chat_template is not None
 
     def prompt(self, prompt: Prompt) -> list[int]:
+        """At least a token; InputError for a prompt that makes none."""
         if messages := self._messages(prompt):
-            return self.tokenizer.apply_chat(messages)
-        return [*self._begin(), *self.tokenizer.encode(str(prompt))]
+            ids = self.tokenizer.apply_chat(messages)
+        else:
+            ids = [*self._begin(), *self.tokenizer.encode(str(prompt))]
+        if not ids:
+            raise InputError("the prompt makes no token; give it some text")
+        return ids
 
     def answer(self, prompt: Prompt, text: str) -> list[int]:
         """The ids after the prompt's, up to the one that ends the answer."""

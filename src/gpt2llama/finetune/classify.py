@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.batches import IGNORED, Batch
-from ..errors import CheckedFields, ConfigError, DataError, TokenizerError, WeightsError
+from ..errors import CheckedFields, ConfigError, DataError, WeightsError
 from ..model.transformer import Transformer
 from ..tokenizer import train_bpe
 from ..train.config import TrainConfig
@@ -26,7 +26,6 @@ from ..train.run import pick_device
 from ..train.run_folder import RunFolder
 from ..train.step import Objective
 from ..train.trainer import HeldOut, Trainer
-from ..weights import load, open_model
 from ..weights.files import read_tensors, write_json, write_tensors
 from .classifier import ABOUT, Classifier, put_head, text_ids
 from .examples import Example
@@ -35,6 +34,7 @@ from .lora import LoraConfig, add_lora, merge
 from .packing import pack, to_batch
 from .run import tune
 from .scores import Scores, fit_temperature, score
+from .settings import load_to_tune
 
 if TYPE_CHECKING:
     from ..model.config import ModelConfig
@@ -234,7 +234,11 @@ def prepare(
             "there are too few texts to set some apart for validation; give at least ten a class"
         )
     torch.manual_seed(train.seed)
-    model, tokenizer = _begun(begin, parts.train)
+    if isinstance(begin, str | Path):
+        model, tokenizer = load_to_tune(str(begin), train.seq_len)
+    else:
+        tokenizer = train_bpe([text for text, _ in parts.train], begin.vocab_size)
+        model = Transformer(begin.replace(vocab_size=tokenizer.vocab_size))
     seq_len = train.seq_len or model.config.max_seq_len
     if seq_len > model.config.max_seq_len:
         raise ConfigError(
@@ -269,20 +273,6 @@ def prepare(
         cut=cut,
         weights=torch.tensor(balance) if how.class_weights == "balanced" else None,
     )
-
-
-def _begun(
-    begin: str | Path | ModelConfig, texts: Sequence[Labelled]
-) -> tuple[Transformer, Tokenizer]:
-    if not isinstance(begin, str | Path):
-        trained = train_bpe([text for text, _ in texts], begin.vocab_size)
-        return Transformer(begin.replace(vocab_size=trained.vocab_size)), trained
-    if open_model(begin).schemes:
-        raise WeightsError(f"{begin} is quantised and cannot train; begin with its original")
-    model, tokenizer = load(begin, dtype=torch.float32)
-    if tokenizer is None:
-        raise TokenizerError(f"{begin} has no tokenizer; put its tokenizer.json beside the weights")
-    return model, tokenizer
 
 
 def classify(

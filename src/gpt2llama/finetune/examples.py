@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, FileError, InputError, TokenizerError
+from ..errors import DataError, InputError, TokenizerError
+from ..jsonl import read_jsonl
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
-MAX_LINE = 1 << 22  # characters; a longer one is no conversation
 Message = dict[str, str]
 _SHAREGPT = {"system": "system", "human": "user", "user": "user", "gpt": "assistant",
              "assistant": "assistant"}  # fmt: skip
 _SHAPES = (
-    'one with "messages" (role, content), "conversations" (from, value), or "instruction" and '
-    '"output"'
+    'an object with "messages" (role, content), "conversations" (from, value), or '
+    '"instruction" and "output"'
 )
 
 
@@ -39,33 +38,12 @@ def read_conversations(path: str | Path) -> Iterator[tuple[str, list[Message]]]:
     FileError; DataError, naming the line, for one that is not JSON or has none of the shapes, for
     roles out of order, an empty answer, no answer at all.
     """
-    path, empty = Path(path), True
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), ""), 1):
-                place = f"{path}:{number}"
-                if len(line) > MAX_LINE:
-                    raise DataError(f"{place} has more than {MAX_LINE:,} characters; cut it")
-                if line.strip():
-                    empty = False
-                    yield place, _conversation(place, line)
-    except OSError as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as UTF-8") from error
-    if empty:
-        raise DataError(f"{path} has no conversation in it; fill it or leave it out")
+    for number, value in read_jsonl(path, _SHAPES):
+        place = f"{path}:{number}"
+        yield place, _conversation(place, value)
 
 
-def _conversation(place: str, line: str) -> list[Message]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not JSON ({error}); mend the line or leave it out") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{place} must be an object: {_SHAPES}")
+def _conversation(place: str, value: dict[str, Any]) -> list[Message]:
     if "messages" in value:
         messages = _turns(place, value["messages"], "role", "content", None)
     elif "conversations" in value:

@@ -19,7 +19,7 @@ from ..train.run import pick_device
 from ..train.run_folder import RunFolder
 from ..train.trainer import HeldOut, Progress, Store, Trainer
 from .examples import Example, Message, read_conversations, to_examples
-from .lora import AdapterStore, LoraConfig, add_lora
+from .lora import LoraConfig, adapt
 from .packing import PackedExamples, in_order, mixed, pack
 from .run import tune
 from .settings import load_to_tune
@@ -196,9 +196,8 @@ def instruct(
         "train": train.to_dict(),
     }
     if lora is not None:
-        torch.manual_seed(train.seed)
-        add_lora(model, lora)
         settings["lora"] = lora.to_dict()
+    store = adapt(model, begin, lora, train.seed)
 
     def make(folder: RunFolder) -> Trainer:
         return make_trainer(
@@ -209,7 +208,7 @@ def instruct(
             folder,
             neftune=how.neftune,
             report=lambda line: report(line, train.steps),
-            store=AdapterStore(begin, lora) if lora else None,
+            store=store,
         )
 
     return tune(out, settings, make, resume)

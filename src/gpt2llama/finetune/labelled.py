@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..assets import fetch
-from ..errors import DataError, FileError
+from ..errors import DataError
+from ..jsonl import read_jsonl, read_text_lines
 
 SMS_SPAM = "sms-spam"
-MAX_LINE = 1 << 22  # bytes; a longer one is no text to classify
-MAX_FILE = 1 << 30  # bytes, all of which are held in memory
 MAX_LABELS = 1000  # more are a sign that the columns are swapped
 
 
@@ -65,8 +63,6 @@ def read_labelled(source: str | Path) -> list[Labelled]:
         for name, value in (("text", text), ("label", label)):
             if not isinstance(value, str) or not value.strip():
                 raise DataError(f"{place} has no {name}, a string with something in it")
-            if re.search("[\ud800-\udfff]", value):
-                raise DataError(f"{place} has half a surrogate pair in its {name}; mend it")
         found.append(Labelled(str(text), str(label).strip()))
     if not found:
         raise DataError(f"{source} has no text in it; fill it")
@@ -75,7 +71,7 @@ def read_labelled(source: str | Path) -> list[Labelled]:
 
 def _sms_spam(path: Path) -> list[Labelled]:
     """Repaired: where a quote opened by chance, some messages hold those that follow them."""
-    rows = csv.reader(line for _, line in _lines(path))
+    rows = csv.reader(line for _, line in read_text_lines(path))
     found = []
     for _, spam, text in list(rows)[1:]:
         first, *rest = re.split(r"\n(ham|spam)\t", text)
@@ -85,7 +81,7 @@ def _sms_spam(path: Path) -> list[Labelled]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[str, object, object]]:
-    rows = csv.reader((line for _, line in _lines(path)), strict=True)
+    rows = csv.reader((line for _, line in read_text_lines(path)), strict=True)
     text, label, width = 0, 1, 0
     line = 1
     try:
@@ -115,38 +111,8 @@ def _read_csv(path: Path) -> Iterator[tuple[str, object, object]]:
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, object, object]]:
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{place} is not JSON ({error}); mend it or leave it out") from None
-        if not isinstance(value, dict):
-            raise DataError(f'{place} must be an object with "text" and "label"')
-        yield place, value.get("text"), value.get("label")
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered from 1, each with its line end, none longer than MAX_LINE."""
-    try:
-        if path.stat().st_size > MAX_FILE:
-            raise DataError(f"{path} has more than {MAX_FILE >> 20} MiB; give a sample of it")
-        with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
-                if len(line) > MAX_LINE:
-                    raise DataError(f"{path}:{number} is longer than {MAX_LINE:,} bytes; cut it")
-                try:
-                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    raise DataError(
-                        f"{path}:{number} is not UTF-8 ({error.reason}); save the file as UTF-8"
-                    ) from None
-    except OSError as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    for number, values in read_jsonl(path, 'an object with "text" and "label"'):
+        yield f"{path}:{number}", values.get("text"), values.get("label")
 
 
 def split(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckedFields, ConfigError, InputError, did_you_mean
 from ..quant.apply import schemes_of
+from ..train.trainer import Store, WholeModel
 from ..weights import lasting_name, peft
 from ..weights.files import write_tokenizer
 
@@ -119,6 +120,18 @@ def add_lora(model: Transformer, cfg: LoraConfig) -> None:
         model.set_submodule(name, LoraLinear(module, cfg).train(module.training))
 
 
+def adapt(model: Transformer, base: str | Path, cfg: LoraConfig | None, seed: int) -> Store:
+    """Makes the model ready to learn, in place: by adapters that the seed draws, or, without cfg,
+    as a whole. Returns what a checkpoint then holds. base: the model, as `load` takes it.
+    """
+    if cfg is None:
+        model.requires_grad_(True)
+        return WholeModel()
+    torch.manual_seed(seed)
+    add_lora(model, cfg)
+    return AdapterStore(base, cfg)
+
+
 def adapters(model: nn.Module) -> dict[str, LoraLinear]:
     """By module name, in the model's order."""
     return {n: module for n, module in model.named_modules() if isinstance(module, LoraLinear)}
@@ -143,6 +156,15 @@ def merged(model: Transformer) -> Transformer:
     copy = deepcopy(model, shared).eval()
     _merge(copy)
     return copy
+
+
+def without(model: Transformer) -> Transformer:
+    """The model that the adapters stand beside, in eval mode: it shares all weights with it."""
+    shared: dict[int, object] = {id(p): p for p in model.parameters()}
+    plain = deepcopy(model, shared).eval()
+    for name, layer in adapters(plain).items():
+        plain.set_submodule(name, layer.base)
+    return plain
 
 
 def _merge(model: Transformer) -> list[str]:

@@ -11,6 +11,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -27,16 +28,8 @@ from ..train.run_folder import RunFolder
 from ..train.step import computing_dtype
 from ..train.trainer import HeldOut, Progress, Trainer
 from ..weights.files import read_tensors
-from .answers import (
-    Line,
-    Writer,
-    at,
-    hold_out,
-    padded,
-    read_lines,
-    shuffled,
-    token_logprobs,
-)
+from .answers import Line, Parts, Writer, at, padded, read_parts, shuffled, token_logprobs
+from .lora import adapt
 from .run import tune
 from .settings import Tuning, check_begun, digest, load_to_tune, measure_first
 
@@ -179,51 +172,17 @@ class Pair:
         return len(self.prompt) + max(len(self.chosen), len(self.rejected)) - 1
 
 
-def encode_pairs(lines: list[Line], writer: Writer, seq_len: int) -> tuple[list[Pair], int]:
-    """The pairs as ids, and how many were left out since they are longer than seq_len tokens.
-
-    Raises DataError, naming the line, for answers that are empty or equal.
-    """
-    pairs = []
-    for line in lines:
-        prompt, chosen, rejected = line.prompt, line.text("chosen"), line.text("rejected")
-        if chosen == rejected:
-            raise DataError(f"{line.place}: chosen and rejected are equal; nothing is preferred")
-        with at(line.place):
-            answers = [writer.answer(prompt, text) for text in (chosen, rejected)]
-            pair = Pair(writer.prompt(prompt), *answers)
-        if not pair.prompt:
-            raise DataError(f"{line.place}: the prompt makes no token; give it some text")
-        if pair.chosen == pair.rejected:
-            raise DataError(f"{line.place}: chosen and rejected make the same tokens")
-        pairs.append(pair)
-    fitting = [pair for pair in pairs if pair.tokens <= seq_len]
-    return fitting, len(pairs) - len(fitting)
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """skipped: pairs that are longer than seq_len tokens."""
-
-    train: list[Pair]
-    held_out: list[Pair]
-    skipped: int
-
-    @classmethod
-    def read(cls, run: Tuning[PreferenceConfig], tokenizer: Tokenizer, seq_len: int) -> Pairs:
-        """Raises DataError where no pair is left on either side."""
-        lines = read_lines(run.data)
-        split = (lines, read_lines(run.held_out)) if run.held_out else hold_out(lines)
-        writer = Writer(tokenizer, run.method.chat)
-        (train, few), (held_out, fewer) = (encode_pairs(lines, writer, seq_len) for lines in split)
-        for name, left, out in (("train on", train, few), ("hold out", held_out, fewer)):
-            if not left:
-                raise DataError(
-                    f"{run.data} leaves no pair to {name}: {out} are longer than {seq_len} tokens; "
-                    "shorten them or raise seq_len"
-                )
-        held_out.sort(key=lambda pair: pair.tokens)  # little padding
-        return cls(train, held_out, few + fewer)
+def encode_pair(line: Line, writer: Writer) -> Pair:
+    """Raises DataError, naming the line, for answers that are empty or equal."""
+    prompt, chosen, rejected = line.prompt, line.text("chosen"), line.text("rejected")
+    if chosen == rejected:
+        raise DataError(f"{line.place}: chosen and rejected are equal; nothing is preferred")
+    with at(line.place):
+        answers = [writer.answer(prompt, text) for text in (chosen, rejected)]
+        pair = Pair(writer.prompt(prompt), *answers)
+    if pair.chosen == pair.rejected:
+        raise DataError(f"{line.place}: chosen and rejected make the same tokens")
+    return pair
 
 
 def pair_batch(pairs: list[Pair], reference: Tensor | None = None) -> PairBatch:
@@ -323,7 +282,7 @@ def _write(path: Path, logprobs: Tensor) -> None:
 @dataclass(frozen=True)
 class Tuned:
     progress: Progress
-    pairs: Pairs
+    pairs: Parts[Pair]
 
 
 def tune_preference(
@@ -340,11 +299,13 @@ def tune_preference(
     pass. Raises what Trainer raises, ConfigError for a resumed run whose settings, model or pairs
     differ, DataError and FileError for the pairs.
     """
-    found: list[Pairs] = []
+    found: list[Parts[Pair]] = []
 
     def make(folder: RunFolder) -> Trainer:
         model, tokenizer = load_to_tune(run.begin, run.train.seq_len)
-        pairs = Pairs.read(run, tokenizer, run.train.seq_len or model.config.max_seq_len)
+        encode = partial(encode_pair, writer=Writer(tokenizer, run.method.chat))
+        pairs = read_parts(run, encode, run.train.seq_len or model.config.max_seq_len, "pair")
+        pairs.held_out.sort(key=lambda pair: pair.tokens)  # little padding
         found.append(pairs)
         trainer = make_trainer(run, model, tokenizer, pairs, folder, report, watch)
         measure_first(trainer)
@@ -357,30 +318,32 @@ def make_trainer(
     run: Tuning[PreferenceConfig],
     model: Transformer,
     tokenizer: Tokenizer,
-    pairs: Pairs,
+    pairs: Parts[Pair],
     folder: RunFolder,
     report: Callable[[dict[str, Any]], None],
     watch: Watch[list[int]],
 ) -> Trainer:
-    """`model` is the reference, as it is now, and stays so; the same errors as tune_preference."""
+    """`model`, as it is now, is the reference; the same errors as tune_preference."""
     cfg, device = run.train, torch.device(pick_device(run.train.device))
     dtype = computing_dtype(cfg, device)
     name = digest(model, dtype, pairs.train, pairs.held_out)
     check_begun(folder, run, name)
-    policy = copy.deepcopy(model).requires_grad_(True).to(device)
-    loss, model = PreferenceLoss(run.method), model.to(device, dtype)
+    loss, model = PreferenceLoss(run.method), model.to(device)
+    rounded = loss.kind.reference and dtype != torch.float32
+    reference_model = copy.deepcopy(model).to(dtype) if rounded else model
 
     def batches(split: str, pairs: list[Pair]) -> PairBatches:
         reference = None
         if loss.kind.reference:
             path = folder.path / f"reference-{split}-{name[:16]}.safetensors"
-            reference = reference_logprobs(model, pairs, cfg.batch_size, path, watch)
+            reference = reference_logprobs(reference_model, pairs, cfg.batch_size, path, watch)
         return PairBatches(pairs, reference, cfg.batch_size, cfg.seed)
 
-    held_out = batches("held-out", pairs.held_out)
+    held_out, train = batches("held-out", pairs.held_out), batches("train", pairs.train)
+    store = adapt(model, run.begin, run.lora, cfg.seed)  # from here on it is no reference
     return Trainer(
-        policy,
-        batches("train", pairs.train),
+        model,
+        train,
         cfg,
         folder,
         tokenizer=tokenizer,
@@ -388,5 +351,6 @@ def make_trainer(
             lambda: (), measure=lambda model: measure(loss, held_out.in_order(), model)
         ),
         objective=loss,
+        store=store,
         report=report,
     )

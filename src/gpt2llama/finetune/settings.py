@@ -17,6 +17,7 @@ from ..errors import (
     check_names,
 )
 from ..train.config import TrainConfig, parse_settings, to_toml, with_none
+from .lora import LoraConfig
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -32,7 +33,8 @@ class Tuning(Generic[M]):
     """Everything that decides a run's numbers; `config.toml` in its folder.
 
     begin: the model to adapt, as `load` takes it. data, held_out: JSONL files; without the latter
-    a tenth of the prompts is held out. method: the settings of this kind of tuning.
+    a tenth of the prompts is held out. method: the settings of this kind of tuning. lora: only
+    adapters learn; without it the whole model.
     """
 
     begin: str
@@ -40,6 +42,7 @@ class Tuning(Generic[M]):
     held_out: str = ""
     method: M
     train: TrainConfig
+    lora: LoraConfig | None = None
 
     def set(self, pairs: list[str]) -> Self:
         """Applies `key=value` strings; the key may be a field of the method or of the training."""
@@ -48,9 +51,10 @@ class Tuning(Generic[M]):
         return replace(self, method=method_now, train=train_now)
 
     def to_dict(self) -> dict[str, Any]:
-        named = {"begin": self.begin, "data": self.data}
+        named: dict[str, Any] = {"begin": self.begin, "data": self.data}
         named |= {"held_out": self.held_out} if self.held_out else {}
-        return named | {self.method.KIND: self.method.to_dict(), "train": self.train.to_dict()}
+        named |= {self.method.KIND: self.method.to_dict(), "train": self.train.to_dict()}
+        return named | ({"lora": self.lora.to_dict()} if self.lora else {})
 
     def to_toml(self) -> str:
         return to_toml(self.to_dict())
@@ -65,12 +69,14 @@ class Tuning(Generic[M]):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not TOML: {error}") from error
         train, method = values.pop("train", {}), values.pop(kind.KIND, None)
-        if not isinstance(train, dict) or not isinstance(method, dict):
+        lora = values.pop("lora", None)
+        if not all(isinstance(table, dict) for table in (train, method, lora or {})):
             raise ConfigError(f"{path} is not the config of a {kind.KIND} run")
         try:
             parts = {
                 "method": kind.from_dict(with_none(kind, method)),
                 "train": TrainConfig.from_dict(with_none(TrainConfig, train)),
+                "lora": LoraConfig.from_dict(lora) if lora else None,
             }
             values = {key: str(value) for key, value in values.items()} | parts
             check_names("a run", cls, values, complete=True)

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from ..atomic import write_text
 from ..errors import DataError, FileError, InputError
 from ..generate.batch import chat_prompt, complete_all
+from ..jsonl import read_jsonl, read_text_lines
+from .examples import Message
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
 
-MAX_LINE = 1 << 20  # characters
 AT_ONCE = 8  # batches sorted by length together, and written together
-Message = dict[str, str]
 Watch = Callable[[int, int], None]  # done, of how many
 
 
@@ -46,16 +46,7 @@ def read_prompts(path: str | Path) -> list[list[Message]]:
     """
     path = Path(path)
     prompts = []
-    for number, line in _lines(path):
-        place = f"{path}:{number}"
-        messages = [_user(line.strip())]
-        if path.suffix == ".jsonl":
-            try:
-                messages = _messages(json.loads(line))
-            except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
-                raise DataError(
-                    f"{place} must be an object with a prompt, an instruction or messages ({error})"
-                ) from None
+    for place, messages in _asked(path):
         if not messages or messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
             raise DataError(f"{place} has no question for the teacher; fill it or leave it out")
         prompts.append(messages)
@@ -159,18 +150,19 @@ def _begin(partial: Path, settings: dict[str, Any], chunk: int) -> list[str]:
     return found
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), ""), 1):
-                if len(line) > MAX_LINE:
-                    raise DataError(f"{path}:{number} has more than {MAX_LINE:,} characters")
-                if line.strip():
-                    yield number, line
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as UTF-8") from error
+def _asked(path: Path) -> Iterator[tuple[str, list[Message]]]:
+    """(place, messages)."""
+    if path.suffix != ".jsonl":
+        lines = ((f"{path}:{number}", line.strip()) for number, line in read_text_lines(path))
+        yield from ((place, [_user(line)]) for place, line in lines if line)
+        return
+    shape = "an object with a prompt, an instruction or messages"
+    for number, values in read_jsonl(path, shape):
+        place = f"{path}:{number}"
+        try:
+            yield place, _messages(values)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise DataError(f"{place} must be {shape} ({error})") from None
 
 
 def _user(text: str) -> Message:

@@ -32,8 +32,9 @@ def quantise(
     calibration: of GPTQ and AWQ, which choose integers by what flows through the model.
     watch: sees the matrices, or blocks, as they are done, and how many there are.
     Raises WeightsError for weights that are not finite; InputError for a model that is quantised
-    already or has no matrix that fits, and for a lacking calibration.
+    already, has adapters or no matrix that fits, and for a lacking calibration.
     """
+    refuse_adapters(model)
     if schemes_of(model):
         raise InputError("the model is quantised already; quantise the one it was made from")
     if scheme.method not in METHODS:
@@ -43,6 +44,12 @@ def quantise(
     method = importlib.import_module(f".{scheme.method}", __package__)
     quantised: Transformer = method.quantise(model, scheme, calibration, watch)
     return quantised
+
+
+def refuse_adapters(model: nn.Module) -> None:
+    """InputError for a model with LoRA modules: what they add would be left out, or rounded."""
+    if any(".lora_A." in name for name, _ in model.named_parameters()):
+        raise InputError("the model has LoRA adapters; merge them first (finetune.lora.merge)")
 
 
 def targets(model: Transformer, scheme: QuantScheme) -> dict[str, nn.Linear | nn.Embedding]:

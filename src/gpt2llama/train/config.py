@@ -57,6 +57,14 @@ class TrainConfig(CheckedFields):
     device: str = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decay > 1 or self.min_lr > 1:
+            raise ConfigError(
+                "decay and min_lr are shares, at most 1 "
+                f"(got decay={self.decay}, min_lr={self.min_lr})"
+            )
+
 
 # For minutes of training. Muon learns a small corpus in about half of AdamW's tokens.
 SHORT_RUN = TrainConfig(
@@ -117,11 +125,6 @@ class RunConfig:
             raise ConfigError(
                 f"seq_len {self.seq_len} is above the model's max_seq_len "
                 f"{self.model.max_seq_len}; raise max_seq_len or lower seq_len"
-            )
-        if self.train.decay > 1 or self.train.min_lr > 1:
-            raise ConfigError(
-                "decay and min_lr are shares, at most 1 "
-                f"(got decay={self.train.decay}, min_lr={self.train.min_lr})"
             )
         return self
 

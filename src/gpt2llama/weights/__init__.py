@@ -175,13 +175,12 @@ def save(
     Raises FileError if the place is in use or cannot be written, ConfigError for a switch that
     the format cannot express.
     """
+    from ..quant.apply import dequantised, refuse_adapters
+
     check_target(folder, format, dtype)
     _check_vocabulary(tokenizer, model.config.vocab_size)
-    if any(".lora_A." in name for name in model.state_dict()):
-        raise InputError("the model has LoRA adapters; merge them first (finetune.lora.merge)")
+    refuse_adapters(model)
     if format != "gpt2llama":
-        from ..quant.apply import dequantised
-
         model = dequantised(model)
     if format == "gguf":
         from . import gguf
