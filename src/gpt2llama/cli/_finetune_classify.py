@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..errors import ConfigError, field_names
 from ._config import config_of
+from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
 
@@ -52,6 +53,7 @@ def classify(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field.")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Make a classifier of texts, and score it on texts it has never seen.
@@ -65,6 +67,7 @@ def classify(
     from ..finetune.lora import LoraConfig
     from ..model.presets import preset as named
     from ..train.config import RunConfig
+    from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
 
     if (begin is None) == (preset is None):
@@ -109,7 +112,7 @@ def classify(
             )
 
     try:
-        with TrainingProgress() as shown:
+        with TrainingProgress() as shown, Tracking(out, track or []) as tracked:
             result = run_classify(
                 _lasting(data),
                 out,
@@ -120,7 +123,7 @@ def classify(
                 steps=run.train.steps if stated else None,
                 resume=resume,
                 say=tell,
-                report=report,
+                report=tracked(report),
             )
     except Interrupted as error:
         tell(f"{error}; the same command with --resume goes on from there")

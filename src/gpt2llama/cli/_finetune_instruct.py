@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
+from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
 
@@ -42,6 +43,7 @@ def instruct(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A field of training.")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Teach a model to answer, from conversations: the answers alone are learned.
@@ -55,6 +57,7 @@ def instruct(
     from ..finetune.instruct import instruct as tune
     from ..finetune.lora import LoraConfig
     from ..train.config import TrainConfig, parse_settings
+    from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
 
     (changes,) = parse_settings(settings or [], TrainConfig)
@@ -66,11 +69,11 @@ def instruct(
         alpha = 2 * lora if lora_alpha is None else lora_alpha
         adapters = LoraConfig(rank=lora, alpha=alpha, dropout=lora_dropout, modules=lora_modules)
     try:
-        with TrainingProgress() as shown:
+        with TrainingProgress() as shown, Tracking(out, track or []) as tracked:
             done = tune(
                 model, files, out, train, how,
                 held_out=held_out, lora=adapters, steps=steps, resume=resume, say=tell,
-                report=shown.update,
+                report=tracked(shown.update),
             )  # fmt: skip
     except Interrupted as error:
         tell(f"{error}; go on with the same command and --resume: {shlex.quote(str(out))}")

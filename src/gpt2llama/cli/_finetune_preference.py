@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ._options import Track
 from ._print import Json, print_json, tell
 from ._tuning import Begin, HeldOut, Out, Resume, Settings, TuningProgress, run_of, watched
 
@@ -23,6 +24,7 @@ def preference(
     loss: Annotated[str | None, typer.Option(help="dpo, dpo-norm, ipo, ipo-norm or simpo.")] = None,
     settings: Settings = None,
     resume: Resume = False,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Teach a model which of two answers is preferred.
@@ -32,13 +34,14 @@ def preference(
     are computed once and kept in the run's folder.
     """
     from ..finetune.preference import DEFAULTS, PreferenceConfig, tune_preference
+    from ..train.trackers import Tracking
 
     named = [] if loss is None else [f"loss={loss}"]
     pairs = [*named, *(settings or [])]
     run = run_of(PreferenceConfig, DEFAULTS, path, out, data, held_out, pairs, resume)
     try:
-        with TuningProgress(_words) as shown:
-            report = partial(shown.update, steps=run.train.steps)
+        with TuningProgress(_words) as shown, Tracking(out, track or []) as tracked:
+            report = tracked(partial(shown.update, steps=run.train.steps))
             done = tune_preference(run, out, resume=resume, report=report, watch=watched)
     except KeyboardInterrupt as error:
         said, place = str(error) or "stopped", shlex.quote(str(out))

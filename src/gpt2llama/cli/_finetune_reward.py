@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from ._options import Track
 from ._print import Json, print_json, tell
 from ._tuning import Begin, HeldOut, Out, Resume, Settings, TuningProgress, run_of
 
@@ -27,6 +28,7 @@ def reward(
     held_out: HeldOut = None,
     settings: Settings = None,
     resume: Resume = False,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Teach a model by rewards that can be checked (GRPO).
@@ -38,6 +40,7 @@ def reward(
     the model's.
     """
     from ..finetune.reward import DEFAULTS, RewardConfig, is_function, tune_reward
+    from ..train.trackers import Tracking
 
     named = []
     if reward is not None:
@@ -53,8 +56,8 @@ def reward(
             f"{shlex.quote(run.method.reward)}"
         )
     try:
-        with TuningProgress(_words) as shown:
-            report = partial(shown.update, steps=run.train.steps)
+        with TuningProgress(_words) as shown, Tracking(out, track or []) as tracked:
+            report = tracked(partial(shown.update, steps=run.train.steps))
             done = tune_reward(run, out, resume=resume, report=report)
     except KeyboardInterrupt as error:
         again = f" --reward {shlex.quote(run.method.reward)}" * is_function(run.method.reward)
