@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from ..atomic import write_text
 from ..errors import MissingExtraError
 from ..weights.files import read_json
+from .run_folder import read_metrics
 
 PROJECT, STATE = "gpt2llama", "tracked.json"
 # What is imported of each, when it is asked for; the extra that installs it has its name.
@@ -98,7 +99,7 @@ class Tracking:
         self.folder, self.open = Path(out), dict[str, Tracker]()
         self.state: dict[str, Any] = {"id": secrets.token_hex(4), "steps": {}}
         if (state := self.folder / STATE).exists():
-            self.state = read_json(state)
+            self.state |= read_json(state)
         for name in names:
             load_tracker(name)
         self.names = list(dict.fromkeys([*self.state["steps"], *names]))
@@ -133,8 +134,6 @@ class Tracking:
     def _log(self, name: str, line: dict[str, Any]) -> None:
         lines, steps = [line], self.state["steps"]
         if name not in self.open:
-            from .run_folder import read_metrics
-
             lines = read_metrics(self.folder)  # the new line is there, too
             self.open[name] = make_tracker(name, self.folder, self.state["id"], self._settings())
         new = [line for line in lines if line["step"] > steps.get(name, -1)]
