@@ -79,7 +79,7 @@ def watched(what: str) -> Any:
 
 def score(path: str | Path, chosen: Sequence[Question], text: str) -> dict[str, Any]:
     """Mean log-likelihood of the answers' tokens in nats, in all and by kind; bits per byte."""
-    model, tokenizer = g.load(path, dtype=torch.float32)
+    model, tokenizer = g.load(path)  # in bf16, as the file is and as it is used
     assert tokenizer is not None
     sums: dict[str, list[float]] = {}
     for kind in Counter(q.kind for q in chosen):
@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--examples", type=int, default=1000, help="default: %(default)s")
     parser.add_argument("--epochs", type=float, default=1.0, help="default: %(default)s")
-    parser.add_argument("--lr", type=float, default=1e-3, help="default: %(default)s")
+    parser.add_argument("--lr", type=float, default=1.5e-4, help="default: %(default)s")
     parser.add_argument("--rank", type=int, default=LORA.rank, help="default: %(default)s")
     parser.add_argument("--bytes", type=int, default=100_000, help="default: %(default)s")
     parser.add_argument("--pilot", action="store_true", help="to choose settings: other data")
