@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import ConfigError
+from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
 from ._tuning import (
@@ -61,6 +62,7 @@ def classify(
     split_seed: Annotated[int, typer.Option(min=0, help="Draws what is held out.")] = 0,
     settings: Settings = None,
     resume: Resume = False,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Make a classifier of texts, scored on texts that it has never seen.
@@ -74,6 +76,7 @@ def classify(
     from ..model.config import ModelConfig
     from ..model.presets import preset as named
     from ..train.config import TrainConfig, parse_settings
+    from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
 
     if (model is None) == (preset is None):
@@ -109,7 +112,7 @@ def classify(
             )
 
     try:
-        with TrainingProgress() as shown:
+        with TrainingProgress() as shown, Tracking(out, track or []) as tracked:
             result = run_classify(
                 lasting(data),
                 out,
@@ -120,7 +123,7 @@ def classify(
                 steps=changes.get("steps"),
                 resume=resume,
                 say=tell,
-                report=report,
+                report=tracked(report),
             )
     except Interrupted as error:
         tell(f"{error}; the same command with --resume goes on from there")

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
+from ._options import Track
 from ._print import Json, log, print_json, tell
 from ._tuning import lasting
 
@@ -78,6 +79,7 @@ def distill(
         int, typer.Option(min=1, help="Answers at a time.", rich_help_panel=ANSWERS)
     ] = 16,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was begun.")] = False,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Teach a model what a larger one says: its probabilities, or its answers.
@@ -86,14 +88,16 @@ def distill(
     teacher's answers are written as data for finetune instruct, whatever the tokenizer.
     """
     if prompts is not None:
-        if student is not None or data is not None:
-            raise ConfigError("--prompts writes answers and trains nothing: leave STUDENT out")
+        if student is not None or data is not None or track:
+            what = "--track" if track else "STUDENT"
+            raise ConfigError(f"--prompts writes answers and trains nothing: leave {what} out")
         if teacher is None:
             raise ConfigError("--teacher is missing: the model that answers")
         _answers(teacher, prompts, out, max_new_tokens, batch_size, resume, json)
         return
     from ..finetune.distill import DistillConfig, DistillRun, distill
     from ..train.config import TrainConfig
+    from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
     from ._config import config_of
     from ._progress import TrainingProgress
@@ -117,9 +121,12 @@ def distill(
     changes = {name: value for name, value in given.items() if value is not None}
     run = run.changed(settings or [], changes)
     try:
-        with TrainingProgress() as shown, _counter("the teacher reads", "windows") as watch:
-            total = run.train.steps
-            report = partial(shown.update, steps=total)
+        with (
+            TrainingProgress() as shown,
+            _counter("the teacher reads", "windows") as watch,
+            Tracking(out, track or []) as tracked,
+        ):
+            report = tracked(partial(shown.update, steps=run.train.steps))
             done = distill(run, out, resume=resume, report=report, watch=watch)
     except KeyboardInterrupt as error:
         said = str(error) if isinstance(error, Interrupted) else "stopped"

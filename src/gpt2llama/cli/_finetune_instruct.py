@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
+from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
 from ._tuning import (
@@ -51,6 +52,7 @@ def instruct(
     ] = None,
     settings: Settings = None,
     resume: Resume = False,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Teach a model to answer, from conversations: the answers alone are learned.
@@ -65,6 +67,7 @@ def instruct(
     from ..finetune.instruct import SHORT_TUNE, InstructConfig
     from ..finetune.instruct import instruct as tune
     from ..train.config import TrainConfig, parse_settings
+    from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
 
     (changes,) = parse_settings(settings or [], TrainConfig)
@@ -73,11 +76,11 @@ def instruct(
     files = [_weighted(text) for text in data]
     adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
     try:
-        with TrainingProgress() as shown:
+        with TrainingProgress() as shown, Tracking(out, track or []) as tracked:
             done = tune(
                 lasting(model), files, out, train, how,
                 held_out=held_out, lora=adapters, steps=steps, resume=resume, say=tell,
-                report=shown.update,
+                report=tracked(shown.update),
             )  # fmt: skip
     except Interrupted as error:
         tell(f"{error}; go on with the same command and --resume: {shlex.quote(str(out))}")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ._options import Track
 from ._print import Json, print_json, tell
 from ._tuning import (
     Begin,
@@ -45,6 +46,7 @@ def preference(
     lora_modules: LoraModules = None,
     settings: Settings = None,
     resume: Resume = False,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Teach a model which of two answers is preferred.
@@ -56,14 +58,15 @@ def preference(
     To go on, --out RUN --resume is enough.
     """
     from ..finetune.preference import DEFAULTS, PreferenceConfig, tune_preference
+    from ..train.trackers import Tracking
 
     named = [] if loss is None else [f"loss={loss}"]
     pairs = [*named, *(settings or [])]
     adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
     run = run_of(PreferenceConfig, DEFAULTS, model, out, data, held_out, pairs, resume, adapters)
     try:
-        with TuningProgress(_words) as shown:
-            report = partial(shown.update, steps=run.train.steps)
+        with TuningProgress(_words) as shown, Tracking(out, track or []) as tracked:
+            report = tracked(partial(shown.update, steps=run.train.steps))
             done = tune_preference(run, out, resume=resume, report=report, watch=watched)
     except KeyboardInterrupt as error:
         said, place = str(error) or "stopped", shlex.quote(str(out))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from ._options import Track
 from ._print import Json, print_json, tell
 from ._tuning import (
     Begin,
@@ -48,6 +49,7 @@ def reward(
     lora_modules: LoraModules = None,
     settings: Settings = None,
     resume: Resume = False,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Teach a model by rewards for answers that can be checked (GRPO).
@@ -64,6 +66,7 @@ def reward(
     from ..finetune.grpo import RewardConfig
     from ..finetune.reward import DEFAULTS, tune_reward
     from ..finetune.rewards import is_function
+    from ..train.trackers import Tracking
 
     named = []
     if reward is not None:
@@ -80,8 +83,8 @@ def reward(
             f"{shlex.quote(run.method.reward)}"
         )
     try:
-        with TuningProgress(_words) as shown:
-            report = partial(shown.update, steps=run.train.steps)
+        with TuningProgress(_words) as shown, Tracking(out, track or []) as tracked:
+            report = tracked(partial(shown.update, steps=run.train.steps))
             done = tune_reward(run, out, resume=resume, report=report)
     except KeyboardInterrupt as error:
         again = f" --reward {shlex.quote(run.method.reward)}" * is_function(run.method.reward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -22,3 +23,17 @@ Quant = Annotated[
     str | None, typer.Option(help="Round the weights: int8 or int4; keep: a GGUF file's blocks.")
 ]
 KVDtype = Annotated[str, typer.Option(help="Of keys and values: auto, fp32, bf16 or int8.")]
+
+
+class TrackerName(StrEnum):
+    """Those of `train.trackers`; typer takes a list of no Literal."""
+
+    trackio = "trackio"
+    tensorboard = "tensorboard"
+    wandb = "wandb"
+
+
+Track = Annotated[
+    list[TrackerName] | None,
+    typer.Option(help="Metrics also there, on this machine; several. A resumed run remembers."),
+]

@@ -12,6 +12,7 @@ import typer
 
 from ..errors import ConfigError
 from ._config import config_of
+from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
 
@@ -31,6 +32,7 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field.")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Train a model from scratch, from the weights of another, or go on with --resume.
@@ -42,6 +44,7 @@ def train(
     from ..model.presets import preset as named
     from ..train.config import RunConfig, TrainConfig
     from ..train.run import train as train_run
+    from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
 
     named_in = [name for name in (preset, begin, config) if name is not None]
@@ -64,9 +67,9 @@ def train(
         raise ConfigError("--data is missing: give the folder that `data prepare` wrote")
     run = run.set(settings or [])
     try:
-        with TrainingProgress() as shown:
+        with TrainingProgress() as shown, Tracking(out, track or []) as tracked:
             total = run.train.steps
-            report = partial(shown.update, steps=total)
+            report = tracked(partial(shown.update, steps=total))
             done = train_run(run, out, resume=resume, report=report)
     except Interrupted as error:
         tell(f"{error}; go on with: gpt2llama train --out {shlex.quote(str(out))} --resume")
