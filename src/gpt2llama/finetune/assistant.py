@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 FACTS = ("architecture", "training", "inference", "tuning", "smalltalk")
-TEMPLATED = 24  # wordings of a fact by template, in Chinese; in English a quarter
+TEMPLATED = 6  # wordings of a fact by template, in each language
 SUMS, HELD_SUMS = 1600, 200
-WHOLE, BEGIN, TIMES = 0.35, 6, {"unknown": 4, "sum": 2}  # see to_learn; BEGIN in tokens
+WHOLE, BEGIN, TIMES = 0.12, 4, {"unknown": 2, "sum": 2}  # see to_learn; BEGIN in tokens
 MAX_ANSWER = 64  # tokens; the longest has 50
 SEED = 2024  # of what is drawn by lot: templates, sums, refusals
 REFUSALS = {"": "我不知道|不知道，这件事", "_en": "do not know"}  # no fact's answer has these
@@ -119,14 +119,14 @@ def _facts(data: Assistant, rng: random.Random) -> None:
     templates = _read("templates")
     for name in FACTS:
         for fact in _read(name)["fact"]:
-            for suffix, language, most in (("", "zh", TEMPLATED), ("_en", "en", TEMPLATED // 4)):
+            for suffix, language in (("", "zh"), ("_en", "en")):
                 if f"answer{suffix}" not in fact:
                     continue
                 data.train.extend(_asked(name, fact, suffix, fact[f"ask{suffix}"]))
                 data.held_out.extend(_asked(name, fact, suffix, fact[f"held{suffix}"]))
                 ways = templates[fact["intent"]][language] if "intent" in fact else []
                 made = [way.format(x=x) for x in fact.get(f"names{suffix}", []) for way in ways]
-                chosen = rng.sample(made, min(most, len(made)))
+                chosen = rng.sample(made, min(TEMPLATED, len(made)))
                 data.train.extend(_asked(name, fact, suffix, chosen))
 
 
