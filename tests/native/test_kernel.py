@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +143,19 @@ def test_a_quantised_matrix_equals_its_twin(scheme: QuantScheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_quantised_inputs_that_are_not_finite_or_next_to_nothing(scheme: QuantScheme) -> None:
+    cfg = BASE.replace(d_model=64)
+    model = quantise(make(cfg, dtype=torch.float32), scheme)
+    fast, ids = kernel(model), tokens(1, 3)
+    model.norm.weight.mul_(1e-44)
+    assert fast.step(ids, KVCache(cfg, 1, CONTEXT)).isfinite().all()
+    for bad in (torch.nan, torch.inf):
+        model.norm.weight.fill_(1)[17] = bad
+        with pytest.raises(WeightsError, match="not finite"):
+            fast.step(ids, KVCache(cfg, 1, CONTEXT))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @given(data=st.data())
 @settings(max_examples=2 if AGAIN else 4)
 def test_a_quantised_model_equals_its_twin(scheme: QuantScheme, data: st.DataObject) -> None:
@@ -168,6 +182,37 @@ def test_int8_cache() -> None:
     torch.testing.assert_close(cache.key_scales, twin_cache.key_scales, rtol=1e-2, atol=1e-3)
     assert (cache.keys != twin_cache.keys).float().mean() < 0.05
     assert (torch.cat(got, 1) - torch.cat(want, 1)).norm() < 0.05 * torch.cat(want, 1).norm()
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_int8_cache_with_a_key_of_zero(at: int) -> None:
+    """Its scale is 0, also where a token before it does not see it."""
+    cfg = BASE.replace(position="rope", norm="rmsnorm", qkv_bias=False)
+    model, ids = make(cfg, dtype=torch.float32), torch.tensor([[1, 2, 3, 4]])
+    ids[0, at] = 5
+    model.embed_tokens.weight[5] = 0
+    got = kernel(model).step(ids, Int8KVCache(cfg, 1, CONTEXT), keep=4)
+    want = model(ids, cache=Int8KVCache(cfg, 1, CONTEXT))
+    assert (got - want).norm() < 0.05 * want.norm()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("cache", [KVCache, Int8KVCache])
+@pytest.mark.parametrize(
+    ("where", "switches"),
+    [
+        *((f"layers.0.self_attn.{name}_proj", {}) for name in "qkv"),
+        ("layers.0.mlp.up_proj", {"activation": "relu", "gated_mlp": False}),
+        ("layers.1.mlp.up_proj", {"activation": "relu2", "gated_mlp": False}),
+    ],
+)
+def test_one_row_that_is_not_finite_is_not_lost(
+    where: str, switches: dict[str, Any], cache: Any, bad: float
+) -> None:
+    model = make(BASE.replace(**switches), dtype=torch.float32)
+    model.get_submodule(where).weight[3] = bad
+    with pytest.raises(WeightsError, match="not finite"):
+        kernel(model).step(tokens(1, 3), cache(model.config, 1, CONTEXT))
 
 
 def test_long_context_in_pieces() -> None:
