@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,7 @@ from gpt2llama.errors import InputError, WeightsError
 from gpt2llama.model.config import ModelConfig
 from gpt2llama.model.kv_cache import KVCache
 from gpt2llama.model.transformer import Transformer
-from gpt2llama.native import NativeDecoder, decoder
+from gpt2llama.native import NativeDecoder, binding, decoder
 from gpt2llama.native.binding import MAX_TOKENS
 from gpt2llama.quant.apply import quantise
 from gpt2llama.quant.kv import Int8KVCache
@@ -272,7 +273,12 @@ def test_greedy_takes_the_first_of_equal_ones_and_no_nonsense() -> None:
     assert ids == [0, 0]
     torch.testing.assert_close(torch.tensor(shares), -torch.tensor([VOCAB, VOCAB]).log())
     cache.truncate(0)
-    for count, few, named in ((CONTEXT + 1, VOCAB, "cache holds"), (1, 0, "vocab_size")):
+    for count, few, named in (
+        (CONTEXT + 1, VOCAB, "cache holds"),
+        (0, VOCAB, "count must be at least 1"),
+        (1, 0, f"vocab_size must be from 1 to {VOCAB}"),
+        (1, VOCAB + 1, f"vocab_size must be from 1 to {VOCAB}"),
+    ):
         with pytest.raises(InputError, match=named):
             kernel(model).greedy(3, cache, count, [], few)
     model.lm_head.weight[5] = torch.nan
@@ -393,6 +399,55 @@ def test_an_interrupted_call_leaves_the_cache_usable() -> None:
     if n < 4096:
         got = fast.step(ids[:, n : n + 1], cache)
         torch.testing.assert_close(got, model(ids[:, : n + 1])[:, -1:], rtol=1e-3, atol=1e-3)
+
+
+def test_interrupted_at_any_line_nothing_is_left_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is free again, the cache's lengths agree, and no team is kept that was freed."""
+    fast, cache = kernel(make(BASE, dtype=torch.float32)), KVCache(BASE, 1, CONTEXT)
+    library, freed = binding._bind(), False
+
+    def seen(name: str, frees: bool) -> None:
+        call = getattr(library, name)
+
+        def wrapped(argument: int) -> Any:
+            nonlocal freed
+            freed = frees
+            return call(argument)
+
+        wrapped.restype = call.restype  # type: ignore[attr-defined]
+        monkeypatch.setattr(library, name, wrapped)
+
+    seen("team_new", False)
+    seen("team_free", True)
+    for lines in range(1000):
+        left, done = lines, False
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename != binding.__file__:
+                return None
+            left -= event == "line"
+            if left < 0:
+                raise KeyboardInterrupt
+            return trace
+
+        torch.set_num_threads(1 + lines % 2)  # so that each call makes a team
+        cache.truncate(0)
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            fast.step(tokens(1, 3), cache)
+            done = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert not binding._TEAM.lock.locked()
+        assert cache.length.tolist() == [cache.end]
+        assert binding._TEAM.pointer is None or not freed
+        if done:
+            break
+    assert done
 
 
 def test_two_python_threads_take_turns() -> None:

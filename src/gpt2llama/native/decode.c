@@ -495,8 +495,8 @@ static int64_t likeliest(const float *y, int64_t vocab, int64_t all, float *logp
     return id;
 }
 
-// From one token of one row on. How many were chosen, the last of which has
-// not run yet; fewer than the count after a stop; -1 where logits are not finite.
+// From one token of one row on. How many were chosen, the last of which has not run yet; fewer than
+// the count after a stop; -1 where logits are not finite.
 int64_t greedy(Team *team, const Model *model, const Cache *cache, const Tokens *first,
                char *memory, Choices *c) {
     int64_t id = *first->ids, slot = *first->slot;
