@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,11 @@ def test_each_tensor_is_a_storage_of_its_own(tmp_path: Path) -> None:
     g.save(model, None, tmp_path)
     again = g.load(tmp_path)[0].state_dict()
     assert all(torch.equal(t, again[name]) for name, t in model.state_dict().items())
+
+
+def test_a_system_that_refuses_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999, raising=False)
+    assert huge_pages(1 << 22)[:4] == bytes(4)
 
 
 def test_memory_is_zeroed_and_private() -> None:

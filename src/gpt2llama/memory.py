@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
@@ -19,7 +20,8 @@ def huge_pages(size: int) -> mmap.mmap:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a kernel may be built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 

@@ -116,6 +116,14 @@ def test_padded_embedding_rows_are_never_sampled() -> None:
     assert max(row.ids) < 258 <= max(g.generate_ids(model, [[104]], max_new_tokens=20)[0])
 
 
+def test_a_tokenizer_with_more_tokens_than_the_model() -> None:
+    model = random_model(vocab_size=200)
+    (ids,) = g.generate_ids(model, [list(b"hello")], max_new_tokens=5, stop_ids=())
+    (row,), steps = complete(model, BYTES, "hello", max_new_tokens=5, stop_ids=())
+    list(steps)
+    assert row.ids == ids
+
+
 @pytest.mark.parametrize("adds_bos", [False, True])
 def test_bos_comes_first_exactly_once(adds_bos: bool) -> None:
     (row,), _ = complete(random_model(), ByteTokenizer(adds_bos), "hi")

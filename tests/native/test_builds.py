@@ -52,7 +52,12 @@ def test_runs_clean_under_the_sanitisers(tmp_path: Path) -> None:
     if not all(os.path.isabs(path) for path in preload):
         pytest.skip("the compiler has no sanitisers")
     env = {"LD_PRELOAD": " ".join(preload), "ASAN_OPTIONS": "detect_leaks=0"}
-    run("switches or quantised or bf16 or refused", tmp_path, SANITISED, **env)
+    run(
+        "switches or quantised or bf16 or refused or int8 or greedy or pieces",
+        tmp_path,
+        SANITISED,
+        **env,
+    )
 
 
 @x86
@@ -63,7 +68,7 @@ def test_runs_clean_under_the_sanitisers(tmp_path: Path) -> None:
 )
 def test_other_vectors_compute_the_same(flags: tuple[str, ...], tmp_path: Path) -> None:
     """What other processors run, but for the instructions that this one lacks."""
-    run("switches or quantised or bf16", tmp_path, ("-O1", *flags))
+    run("switches or quantised or bf16 or int8 or greedy", tmp_path, ("-O1", *flags))
 
 
 def test_a_build_is_kept_and_not_taken_for_another(tmp_path: Path) -> None:
@@ -99,6 +104,21 @@ for _ in range(2):
     assert len(done.stdout.splitlines()) == 2
     assert done.stderr.count("without the native kernel") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compiler_that_fails_is_asked_once(tmp_path: Path) -> None:
+    asked, compiler = tmp_path / "asked", tmp_path / "cc"
+    compiler.write_text(f"#!/bin/sh\necho >> {asked}\nexit 1\n", encoding="utf-8")
+    compiler.chmod(0o755)
+    code = """
+import torch, gpt2llama as g
+model = g.Transformer(g.preset("zh-3m").replace(n_layers=1))
+for _ in range(2):
+    g.generate_ids(model, [[1, 2, 3]], max_new_tokens=3)
+"""
+    env = {**os.environ, "GPT2LLAMA_CACHE": str(tmp_path / "cache"), "CC": str(compiler)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
+    assert asked.read_text(encoding="utf-8") == "\n"
 
 
 def test_source_is_in_the_package() -> None:

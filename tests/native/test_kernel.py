@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from gpt2llama.errors import InputError, WeightsError
 from gpt2llama.model.config import ModelConfig
 from gpt2llama.model.kv_cache import KVCache
 from gpt2llama.model.transformer import Transformer
-from gpt2llama.native import NativeDecoder, decoder
+from gpt2llama.native import NativeDecoder, binding, decoder
 from gpt2llama.native.binding import MAX_TOKENS
 from gpt2llama.quant.apply import quantise
 from gpt2llama.quant.kv import Int8KVCache
@@ -142,6 +144,19 @@ def test_a_quantised_matrix_equals_its_twin(scheme: QuantScheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_quantised_inputs_that_are_not_finite_or_next_to_nothing(scheme: QuantScheme) -> None:
+    cfg = BASE.replace(d_model=64)
+    model = quantise(make(cfg, dtype=torch.float32), scheme)
+    fast, ids = kernel(model), tokens(1, 3)
+    model.norm.weight.mul_(1e-44)
+    assert fast.step(ids, KVCache(cfg, 1, CONTEXT)).isfinite().all()
+    for bad in (torch.nan, torch.inf):
+        model.norm.weight.fill_(1)[17] = bad
+        with pytest.raises(WeightsError, match="not finite"):
+            fast.step(ids, KVCache(cfg, 1, CONTEXT))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @given(data=st.data())
 @settings(max_examples=2 if AGAIN else 4)
 def test_a_quantised_model_equals_its_twin(scheme: QuantScheme, data: st.DataObject) -> None:
@@ -168,6 +183,37 @@ def test_int8_cache() -> None:
     torch.testing.assert_close(cache.key_scales, twin_cache.key_scales, rtol=1e-2, atol=1e-3)
     assert (cache.keys != twin_cache.keys).float().mean() < 0.05
     assert (torch.cat(got, 1) - torch.cat(want, 1)).norm() < 0.05 * torch.cat(want, 1).norm()
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_int8_cache_with_a_key_of_zero(at: int) -> None:
+    """Its scale is 0, also where a token before it does not see it."""
+    cfg = BASE.replace(position="rope", norm="rmsnorm", qkv_bias=False)
+    model, ids = make(cfg, dtype=torch.float32), torch.tensor([[1, 2, 3, 4]])
+    ids[0, at] = 5
+    model.embed_tokens.weight[5] = 0
+    got = kernel(model).step(ids, Int8KVCache(cfg, 1, CONTEXT), keep=4)
+    want = model(ids, cache=Int8KVCache(cfg, 1, CONTEXT))
+    assert (got - want).norm() < 0.05 * want.norm()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("cache", [KVCache, Int8KVCache])
+@pytest.mark.parametrize(
+    ("where", "switches"),
+    [
+        *((f"layers.0.self_attn.{name}_proj", {}) for name in "qkv"),
+        ("layers.0.mlp.up_proj", {"activation": "relu", "gated_mlp": False}),
+        ("layers.1.mlp.up_proj", {"activation": "relu2", "gated_mlp": False}),
+    ],
+)
+def test_one_row_that_is_not_finite_is_not_lost(
+    where: str, switches: dict[str, Any], cache: Any, bad: float
+) -> None:
+    model = make(BASE.replace(**switches), dtype=torch.float32)
+    model.get_submodule(where).weight[3] = bad
+    with pytest.raises(WeightsError, match="not finite"):
+        kernel(model).step(tokens(1, 3), cache(model.config, 1, CONTEXT))
 
 
 def test_long_context_in_pieces() -> None:
@@ -227,7 +273,12 @@ def test_greedy_takes_the_first_of_equal_ones_and_no_nonsense() -> None:
     assert ids == [0, 0]
     torch.testing.assert_close(torch.tensor(shares), -torch.tensor([VOCAB, VOCAB]).log())
     cache.truncate(0)
-    for count, few, named in ((CONTEXT + 1, VOCAB, "cache holds"), (1, 0, "vocab_size")):
+    for count, few, named in (
+        (CONTEXT + 1, VOCAB, "cache holds"),
+        (0, VOCAB, "count must be at least 1"),
+        (1, 0, f"vocab_size must be from 1 to {VOCAB}"),
+        (1, VOCAB + 1, f"vocab_size must be from 1 to {VOCAB}"),
+    ):
         with pytest.raises(InputError, match=named):
             kernel(model).greedy(3, cache, count, [], few)
     model.lm_head.weight[5] = torch.nan
@@ -348,6 +399,55 @@ def test_an_interrupted_call_leaves_the_cache_usable() -> None:
     if n < 4096:
         got = fast.step(ids[:, n : n + 1], cache)
         torch.testing.assert_close(got, model(ids[:, : n + 1])[:, -1:], rtol=1e-3, atol=1e-3)
+
+
+def test_interrupted_at_any_line_nothing_is_left_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is free again, the cache's lengths agree, and no team is kept that was freed."""
+    fast, cache = kernel(make(BASE, dtype=torch.float32)), KVCache(BASE, 1, CONTEXT)
+    library, freed = binding._bind(), False
+
+    def seen(name: str, frees: bool) -> None:
+        call = getattr(library, name)
+
+        def wrapped(argument: int) -> Any:
+            nonlocal freed
+            freed = frees
+            return call(argument)
+
+        wrapped.restype = call.restype  # type: ignore[attr-defined]
+        monkeypatch.setattr(library, name, wrapped)
+
+    seen("team_new", False)
+    seen("team_free", True)
+    for lines in range(1000):
+        left, done = lines, False
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename != binding.__file__:
+                return None
+            left -= event == "line"
+            if left < 0:
+                raise KeyboardInterrupt
+            return trace
+
+        torch.set_num_threads(1 + lines % 2)  # so that each call makes a team
+        cache.truncate(0)
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            fast.step(tokens(1, 3), cache)
+            done = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert not binding._TEAM.lock.locked()
+        assert cache.length.tolist() == [cache.end]
+        assert binding._TEAM.pointer is None or not freed
+        if done:
+            break
+    assert done
 
 
 def test_two_python_threads_take_turns() -> None:

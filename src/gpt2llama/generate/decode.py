@@ -152,8 +152,8 @@ def _steps(
             if not running:
                 return
             if sampling.greedy and seen is None and runs_ahead(cache):
-                limits = max_new_tokens, stop_ids, vocab_size or model.config.vocab_size, context
-                yield from _ahead(live[0], cache, *limits)
+                below = logits[:, :vocab_size].shape[-1]
+                yield from _ahead(live[0], cache, max_new_tokens, stop_ids, below, context)
                 return
             if seen is not None:
                 seen = seen.scatter(1, ids, True)[running]

@@ -190,9 +190,12 @@ class NativeDecoder:
         A cache of one row, which fits; it then holds `token` and the ids but the last. Errors as
         of `step`.
         """
-        tokens, logits = self._tokens([[token]], cache, 1, room=count)
-        if count < 1 or not 0 < vocab_size <= logits.shape[-1]:
-            raise InputError(f"count and vocab_size must be at least 1 (got {count}, {vocab_size})")
+        tokens, _logits = self._tokens([[token]], cache, 1, room=count)  # which are written there
+        if count < 1:
+            raise InputError(f"count must be at least 1 (got {count})")
+        most = self.config.vocab_size
+        if not 0 < vocab_size <= most:
+            raise InputError(f"vocab_size must be from 1 to {most} (got {vocab_size})")
         ids, logprobs = (c_int64 * count)(), (c_float * count)()
         stops = (c_int64 * len(stop_ids))(*stop_ids)
         choices = _Choices(stops, ids, logprobs, len(stop_ids), count, vocab_size)
@@ -235,7 +238,8 @@ class NativeDecoder:
 
     def _run(self, call: Any, tokens: _Tokens, cache: KVCache, *more: Structure) -> int:
         held = self._held(cache)
-        with _TEAM as team:
+        with _TEAM.lock:
+            team = _TEAM.ready()
             size = self._library.scratch_bytes(self._struct, team.threads, tokens.n, cache.max_len)
             if len(self._scratch) < size:
                 self._scratch = torch.empty(size, dtype=torch.uint8)
@@ -351,8 +355,8 @@ class NativeDecoder:
 
 
 def _grow(cache: KVCache, steps: int) -> None:
-    cache.length = cache.length + steps
-    cache.end = int(cache.length.max())
+    length = cache.length + steps
+    cache.length, cache.end = length, int(length.max())  # both or, interrupted, neither
 
 
 def _scales(cache: KVCache) -> list[Any]:
@@ -386,7 +390,8 @@ _SAID: set[str] = set()
 
 
 class _Team:
-    """The process's threads, as many as torch has; one call at a time. `with` gives them."""
+    """The process's threads, as many as torch has. One call at a time, which holds `lock`: the lock
+    itself and no method of ours, between whose lines an interrupt would leave it locked."""
 
     def __init__(self) -> None:
         self._forget()
@@ -395,33 +400,25 @@ class _Team:
 
     def _forget(self) -> None:
         """In a forked process none of the threads is there."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._asked, self.threads, self.pointer = 0, 0, None  # type: tuple[int, int, int | None]
 
-    def __enter__(self) -> _Team:
-        self._lock.acquire()
-        try:
-            self._size(torch.get_num_threads())
-        except BaseException:
-            self._lock.release()
-            raise
-        return self
-
-    def __exit__(self, *why: object) -> None:
-        self._lock.release()
-
-    def _size(self, asked: int) -> None:
+    def ready(self) -> _Team:
+        """Itself, with threads; `lock` is held."""
+        asked = torch.get_num_threads()
         if asked == self._asked:
-            return
+            return self
         kernel, threads = _bind(), asked
-        if self.pointer is not None:
-            kernel.team_free(self.pointer)
-        self._asked, self.pointer = 0, None
+        # Forgotten first: an interrupted call leaves no pointer to what is freed.
+        old, self._asked, self.pointer = self.pointer, 0, None
+        if old is not None:
+            kernel.team_free(old)
         while (pointer := kernel.team_new(threads)) is None and threads > 1:
             threads //= 2
         if pointer is None:
             raise MemoryError("the system gives no memory for a thread team")
         self._asked, self.threads, self.pointer = asked, threads, pointer
+        return self
 
 
 _TEAM = _Team()
@@ -457,7 +454,8 @@ def read_bandwidth(size: int, repeats: int = 10) -> float | None:
     memory = huge_pages(max(size, mmap.PAGESIZE))
     data = torch.frombuffer(memory, dtype=torch.uint8).fill_(1)  # untouched pages share one
     best = math.inf
-    with _TEAM as team:
+    with _TEAM.lock:
+        team = _TEAM.ready()
         for _ in range(repeats):
             begun = time.perf_counter()
             kernel.read_all(team.pointer, data.data_ptr(), len(data))

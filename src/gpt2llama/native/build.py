@@ -25,12 +25,26 @@ class CannotBuild(Exception):
     """Why there is no kernel on this machine."""
 
 
-@cache
 def library() -> ctypes.CDLL:
     """The kernel; CannotBuild where there is no compiler, or $GPT2LLAMA_NATIVE is 0.
 
-    $CC and $CFLAGS (after our own flags) choose how it is compiled.
+    $CC and $CFLAGS (after our own flags) choose how it is compiled. Tried once in a process.
     """
+    if isinstance(found := _tried(), str):
+        raise CannotBuild(found)
+    return found
+
+
+@cache
+def _tried() -> ctypes.CDLL | str:
+    """The kernel, or why there is none."""
+    try:
+        return _loaded()
+    except CannotBuild as why:
+        return str(why)
+
+
+def _loaded() -> ctypes.CDLL:
     if os.environ.get("GPT2LLAMA_NATIVE") == "0":
         raise CannotBuild("GPT2LLAMA_NATIVE is 0")
     if sys.platform == "win32" or sys.byteorder != "little":

@@ -172,10 +172,12 @@ static void keep(const Cache *c, void *cells, float *scales, int64_t slot, const
         memcpy((float *)cells + slot * k, x, 4 * (size_t)k);
         return;
     }
-    float size = 0;
-    for (int64_t i = 0; i < k; i++)
+    float size = 0, strange = 0;
+    for (int64_t i = 0; i < k; i++) {
         size = fabsf(x[i]) > size ? fabsf(x[i]) : size;
-    const float by = size > 0 ? size / 127 : 1;
+        strange += x[i] - x[i]; // NaN, if a number is not finite, else 0
+    }
+    const float step = size / 127 + strange;
     for (int64_t i = 0; i < k; i++) {
         uint32_t bits;
         memcpy(&bits, x + i, 4);
@@ -183,10 +185,11 @@ static void keep(const Cache *c, void *cells, float *scales, int64_t slot, const
         if (c->kind == BF16)
             ((uint16_t *)cells)[slot * k + i] = (uint16_t)(bits >> 16);
         else
-            ((int8_t *)cells)[slot * k + i] = (int8_t)((x[i] / by + 0x1.8p23f) - 0x1.8p23f);
+            ((int8_t *)cells)[slot * k + i] =
+                step > 0 ? (int8_t)((x[i] / step + 0x1.8p23f) - 0x1.8p23f) : 0;
     }
     if (c->kind == INT8)
-        scales[slot] = size / 127;
+        scales[slot] = step;
 }
 
 // Where one layer's keys and values of one row and key head begin, counted in slots.
@@ -237,12 +240,12 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
     for (int c = 0; c < cols; c++) {
         // Vectors reach past the last key: there, and where this token sees nothing, is -infinity.
         const int64_t from = first[c] - lo, to = most(from, end[c] - lo), count = hi - lo;
+        for (int64_t j = 0; kind == INT8 && j < count; j++)
+            p[c][j] *= cache->key_scales[at + j];
         for (int64_t j = 0; j < from; j++)
             p[c][j] = -INFINITY;
         for (int64_t j = to; j < count + LANES; j++)
             p[c][j] = -INFINITY;
-        for (int64_t j = 0; kind == INT8 && j < count; j++)
-            p[c][j] *= cache->key_scales[at + j];
         vf size = load(F32, p[c], 0), total = {0};
         for (int64_t j = LANES; j < count; j += LANES)
             size = largest(size, load(F32, p[c], j));
@@ -492,8 +495,8 @@ static int64_t likeliest(const float *y, int64_t vocab, int64_t all, float *logp
     return id;
 }
 
-// From one token of one row on. How many were chosen, the last of which has
-// not run yet; fewer than the count after a stop; -1 where logits are not finite.
+// From one token of one row on. How many were chosen, the last of which has not run yet; fewer than
+// the count after a stop; -1 where logits are not finite.
 int64_t greedy(Team *team, const Model *model, const Cache *cache, const Tokens *first,
                char *memory, Choices *c) {
     int64_t id = *first->ids, slot = *first->slot;

@@ -65,16 +65,17 @@ static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n) {
             in->total[b] = sum(total);
             continue;
         }
-        const float amax = top(size), by = amax > 0 ? amax / 127 : 1;
+        const float step = top(size) / 127, by = step > 0 ? step : 1;
         vf whole = {0};
         for (int i = 0; i < BLOCK; i += LANES) {
             vf v = nearest(load(F32, x, b * BLOCK + i) / by);
             *(vb *)(in->q + b * BLOCK + i) = __builtin_convertvector(__builtin_convertvector(v, vi), vb);
             whole += v;
         }
-        in->scale[b] = amax / 127;
-        in->total[b] = in->scale[b] * sum(whole);
-        in->start[b] = -shift * (int32_t)sum(whole);
+        const float all = sum(whole), strange = all - all; // NaN, if an input is not finite, else 0
+        in->scale[b] = step + strange;
+        in->total[b] = in->scale[b] * all;
+        in->start[b] = strange == 0 ? -shift * (int32_t)all : 0;
     }
 }
 

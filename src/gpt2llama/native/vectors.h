@@ -71,7 +71,7 @@ INLINE float load1(int kind, const void *p, int64_t i) {
 INLINE void store(float *p, vf x) { *(vf *)p = x; }
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf choose(vi yes, vf a, vf b) { return (vf)((yes & (vi)a) | (~yes & (vi)b)); }
-INLINE vf largest(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf largest(vf a, vf b) { return choose(a > b, a, b); } // b where one is NaN
 
 INLINE float sum(vf x) {
     v4 part[LANES / 4], total = {0};
@@ -116,8 +116,8 @@ INLINE vf halves(const uint16_t *p) {
 }
 
 INLINE vf vexp(vf x) { // Cephes' expf: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]
-    x = largest(x, splat(-87.0f));
-    x = -largest(-x, splat(-88.0f));
+    x = largest(splat(-87.0f), x); // in this order NaN stays NaN
+    x = -largest(splat(-88.0f), -x);
     vf n = nearest(x * 1.44269504088896341f);
     vf r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     vf p = 1.9875691500e-4f * r + 1.3981999507e-3f;
@@ -132,7 +132,7 @@ INLINE vf vexp(vf x) { // Cephes' expf: 2^n times a polynomial on [-ln 2 / 2, ln
 INLINE vf vtanh(vf x) { return 1.0f - 2.0f / (vexp(2.0f * x) + 1.0f); }
 
 INLINE vf activate(int kind, vf x) {
-    vf positive = largest(x, splat(0));
+    vf positive = largest(splat(0), x); // in this order NaN stays NaN
     switch (kind) {
     case RELU:
         return positive;
