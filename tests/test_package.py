@@ -89,6 +89,7 @@ def test_every_error_is_a_value_or_an_os_error() -> None:
 def test_did_you_mean() -> None:
     assert did_you_mean("n_layer", ["n_heads", "n_layers"]) == "; did you mean 'n_layers'?"
     assert did_you_mean("zzz", ["n_heads"]) == ""
+    assert did_you_mean("n_layers", ["min_lr", "lr"]) == ""
 
 
 @cache

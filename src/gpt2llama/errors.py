@@ -65,7 +65,7 @@ class MissingExtraError(Gpt2LlamaError, OSError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest known name, or nothing when none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

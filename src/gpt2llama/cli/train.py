@@ -16,7 +16,7 @@ from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -74,8 +74,9 @@ def prepare(
     held_out: conversations, or a share of each set's. Raises DataError where nothing is left to
     learn, InputError for a weight that is not above 0.
     """
-    if not all(0 < weight < 1000 for weight in weights):
-        raise InputError(f"a weight must be above 0 and below 1000 (got {list(weights)})")
+    for weight in weights:
+        if not 0 < weight < 1000:
+            raise InputError(f"a weight must be above 0 and below 1000 (got {weight:g})")
     scored: list[tuple[str, list[Message]]] = []
     taught = [list(conversations) for conversations in sets]
     if isinstance(held_out, float):
