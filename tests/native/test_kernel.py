@@ -51,12 +51,12 @@ def kernel(model: Transformer) -> NativeDecoder:
 
 def close(got: Tensor, model: Transformer, ids: Tensor) -> None:
     """As near to the fp64 model as PyTorch's fp32 one is, but for a factor: sums in another order,
-    through sharp layers that make both errors larger."""
+    narrow vectors' above all, through sharp layers that make both errors larger."""
     exact = Transformer(model.config).double().eval()
     exact.load_state_dict(model.state_dict())
     want, keep = exact(ids), got.shape[1]
     error = (model.float()(ids) - want).abs().max()
-    assert (got - want[:, -keep:]).abs().max() <= 4 * error + 1e-5
+    assert (got - want[:, -keep:]).abs().max() <= 8 * error + 1e-5
 
 
 @settings(max_examples=15 if AGAIN else 40)
@@ -225,6 +225,22 @@ def test_long_context_in_pieces() -> None:
         fast, cache = kernel(model), KVCache(cfg, 1, 400)
         parts = [fast.step(part, cache, keep=part.shape[1]) for part in ids.split(30, 1)]
         close(torch.cat(parts, 1), model, ids)
+
+
+@pytest.mark.parametrize("head_dim", [64, 88])  # four vectors at once, and what is left over
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
+def test_wide_heads_over_a_span(head_dim: int, kind: str) -> None:
+    cfg = BASE.replace(max_seq_len=150, head_dim=head_dim)
+    model, ids = make(cfg, dtype=torch.float32), tokens(1, 150)
+    dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+    cache = Int8KVCache(cfg, 1, 150) if kind == "int8" else KVCache(cfg, 1, 150, dtype)
+    fast, sizes = kernel(model), [30, 30, 30, 30, 10, *[1] * 8, 12]
+    parts = [fast.step(part, cache, keep=part.shape[1]) for part in ids.split(sizes, 1)]
+    if kind == "fp32":
+        close(torch.cat(parts, 1), model, ids)
+        return
+    want = model(ids)  # rounded keys and values, through sharp layers
+    assert (torch.cat(parts, 1) - want).norm() < 0.06 * want.norm()
 
 
 def test_greedy_text_of_256_steps() -> None:

@@ -140,7 +140,7 @@ def _steps(
         if sampling.repetition_penalty != 1:
             seen = torch.zeros_like(logits[:, :vocab_size], dtype=torch.bool)
             for marks, row in zip(seen, rows, strict=True):
-                marks[list(row.prompt)] = True
+                marks[[token for token in row.prompt if token < len(marks)]] = True
         while True:
             with one_thread():
                 ids = sample(logits[:, :vocab_size], sampling, generator, seen)[:, None]  # (B, 1)

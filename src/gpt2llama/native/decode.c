@@ -4,7 +4,7 @@
 // model's weights are read in less time than that takes. Here a team walks through the layers
 // together and meets only where one thread needs what another has made (`meet`, six times a layer).
 //
-// Read from the bottom: `decode` -> `run` -> attention, MLP -> matrix.h -> vectors.h; team.h.
+// Read from `decode` up: -> `run` -> attention, MLP -> matrix.h -> vectors.h; team.h.
 //
 // Shapes: n tokens of any rows, D d_model, H heads, K key/value heads, E head_dim, F d_ff, V vocab.
 
@@ -272,15 +272,20 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
 INLINE void pieces(int kind, const Step *s, int64_t layer, int me) {
     const Model *m = s->model;
     const Tokens *t = s->tokens;
-    const int64_t items = s->pieces * m->heads, threads = s->team->threads;
-    for (int64_t item = items * me / threads; item < items * (me + 1) / threads; item++)
+    int64_t unseen = s->pieces; // spans before all windows
+    for (int64_t i = 0; i < t->n; i++)
+        unseen = least(unseen, most(0, t->slot[i] + 1 - m->window) / SPAN);
+    const int64_t items = (s->pieces - unseen) * m->heads, threads = s->team->threads;
+    for (int64_t item = items * me / threads; item < items * (me + 1) / threads; item++) {
+        const int64_t h = item % m->heads, span = unseen + item / m->heads;
         for (int64_t i = 0, step; i < t->n; i += step) {
             step = i + 4 <= t->n && t->row[i] == t->row[i + 3] ? 4 : 1;
             if (step == 4)
-                piece(kind, 4, s, layer, i, item % m->heads, item / m->heads);
+                piece(kind, 4, s, layer, i, h, span);
             else
-                piece(kind, 1, s, layer, i, item % m->heads, item / m->heads);
+                piece(kind, 1, s, layer, i, h, span);
         }
+    }
 }
 
 static void gather(const Step *s, float *mixed) {
