@@ -56,7 +56,7 @@ def arguments(stage: str, model: Path, data: Path, tmp_path: Path) -> list[objec
         tokenizer = train_bpe(["ham and spam"], 264)
         torch.manual_seed(0)
         g.save(g.Transformer(TOY.replace(vocab_size=264)), tokenizer, tmp_path / "base")
-        return [write_texts(tmp_path), "--from", tmp_path / "base", *small]
+        return [tmp_path / "base", "--data", write_texts(tmp_path), *small]
     if stage == "distill":
         train(config(data, steps=2), tmp_path / "teacher")
         fields = [f"--set={key}={value}" for key, value in SETTINGS.items()]
