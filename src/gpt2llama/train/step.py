@@ -99,7 +99,7 @@ class Step:
         loss = torch.compile(summed_loss, options=random) if compiled else summed_loss
 
         def next_token(model: Transformer, batch: Batch) -> Tensor:
-            if batch.learned is not None:
+            if compiled and batch.learned is not None:  # else a recompilation for each number
                 torch._dynamo.maybe_mark_dynamic(batch.learned, 0)
             parts = batch.documents, batch.positions, batch.learned
             return loss(model, batch.ids, batch.targets, *parts)
