@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import re
+import sys
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from itertools import accumulate
@@ -12,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+OFTEN = 16 << 20  # bytes
 LEAST = 4 << 20  # bytes; less than that stays in a cache anyway
 
 
@@ -35,6 +38,7 @@ class LargePages:
         self._starts = dict(zip(sizes, [0, *ends], strict=False))
         pays = ends and LEAST <= ends[-1] <= _free() / 2 and hasattr(mmap, "MADV_HUGEPAGE")
         self._memory = huge_pages(ends[-1]) if pays else None
+        self._since = 0  # bytes put here since the heap gave its free memory back
 
     def put(self, name: Hashable, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """A copy there, in that dtype. Each is a storage of its own."""
@@ -42,6 +46,10 @@ class LargePages:
             return tensor.to(dtype)
         start, count = self._starts[name], tensor.numel()
         room = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
+        self._since += room.nbytes
+        if self._since >= OFTEN:
+            self._since = 0
+            _give_back()
         return room.view(tensor.shape).copy_(tensor.detach())
 
 
@@ -53,6 +61,13 @@ def gather(model: nn.Module) -> None:
     pages = LargePages({place: tensor.nbytes for place, tensor in held.items()})
     for place, tensor in held.items():
         tensor.data = pages.put(place, tensor, tensor.dtype)
+
+
+def _give_back() -> None:
+    """What tensors took on their way: glibc keeps up to three large ones' memory."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library has no malloc_trim
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _free() -> int:

@@ -51,12 +51,13 @@ def kernel(model: Transformer) -> NativeDecoder:
 
 def close(got: Tensor, model: Transformer, ids: Tensor) -> None:
     """As near to the fp64 model as PyTorch's fp32 one is, but for a factor: sums in another order,
-    narrow vectors' above all, through sharp layers that make both errors larger."""
+    through sharp layers that make both errors larger. Narrow vectors, as test_builds.py has them,
+    add in four long chains, torch in sixteen or more."""
     exact = Transformer(model.config).double().eval()
     exact.load_state_dict(model.state_dict())
     want, keep = exact(ids), got.shape[1]
     error = (model.float()(ids) - want).abs().max()
-    assert (got - want[:, -keep:]).abs().max() <= 8 * error + 1e-5
+    assert (got - want[:, -keep:]).abs().max() <= (8 if AGAIN else 4) * error + 1e-5
 
 
 @settings(max_examples=15 if AGAIN else 40)
