@@ -1,4 +1,4 @@
-// Matrices of floats, of bf16, and of integers in tiles of 16 rows, times a few inputs.
+// Matrices of floats, of bf16, and of integers in tiles of 16 rows, times few or many inputs.
 
 #pragma once
 
@@ -8,6 +8,8 @@
 #define PARTS (TILE / LANES) // vectors of a tile's rows
 #define BLOCK 32             // inputs that are rounded with one scale
 #define AHEAD 4096           // bytes
+#define BAND (2 * LANES)     // rows of plain weights that many inputs meet at once
+#define WIDE (LANES == 16 ? 8 : 4) // of those inputs
 
 // native/binding.py has the same structure.
 typedef struct {
@@ -21,12 +23,13 @@ typedef struct {
 // What a matrix multiplies: n rows of floats, and what its kind makes of them.
 typedef struct {
     const float *x; // (n, cols)
-    float *split;   // (n, cols), for bf16 weights: see `part`
-    int8_t *q;      // (n, cols), rounded
-    float *scale;   // (n, cols / 32), of the rounded ones
-    float *total;   // (n, cols / 32), sums of what is multiplied
-    int32_t *start; // (n, cols / 32): what a block's sum of products q begins with
-    float *wide;    // (16, cols), room for rows of bf16 weights
+    // What weights meet lies in their order, for each group of inputs: (…, group).
+    int32_t *words; // (cols), floats or pairs of bf16; left over for bf16: see `part`
+    int32_t *q;     // (cols / 4), rounded, four in a word
+    float *scale;   // (cols / 32), of the rounded ones
+    float *total;   // (cols / 32), sums of what is multiplied
+    int32_t *start; // (cols / 32): what a block's sum of products q begins with
+    int32_t *band;  // (cols, BAND), room for rows of plain weights
 } Inputs;
 
 // A vector of words holds two of bf16: the upper halves of the words and the lower ones. A mask and
@@ -48,34 +51,93 @@ static void split(const float *x, float *y, int64_t k) {
     memcpy(y + i, x + i, 4 * (size_t)(k - i));
 }
 
-static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n) {
+// The sum of (x - centre)^power.
+INLINE float moment(int power, float centre, const float *x, int64_t k) {
+    vf total = {0};
+    float rest = 0;
+    int64_t i = 0;
+    for (; i + LANES <= k; i += LANES) {
+        vf v = load(F32, x, i) - centre;
+        if (power == 2)
+            v *= v;
+        total += v;
+    }
+    for (; i < k; i++)
+        rest += power == 2 ? (x[i] - centre) * (x[i] - centre) : x[i] - centre;
+    return sum(total) + rest;
+}
+
+// Inputs that weights meet at once: of n as many groups of WIDE as there are, then of 4, then each.
+INLINE int group_of(int64_t i, int64_t n) {
+    return i < n / WIDE * WIDE ? WIDE : i < n / 4 * 4 ? 4 : 1;
+}
+
+// A block of an input, rounded with one scale: number `at` of what has a number for each block, its
+// words `group` apart. `shift`: what the weights lie above.
+INLINE void round_block(Inputs *in, const float *x, int32_t *words, int64_t at, int group,
+                        int32_t shift) {
+    vf size = {0}, whole = {0};
+    for (int i = 0; i < BLOCK; i += LANES)
+        size = largest(size, largest(load(F32, x, i), -load(F32, x, i)));
+    const float step = top(size) / 127, by = step > 0 ? step : 1;
+    int8_t q[BLOCK];
+    for (int i = 0; i < BLOCK; i += LANES) {
+        const vf v = nearest(load(F32, x, i) / by);
+        *(vb *)(q + i) = __builtin_convertvector(__builtin_convertvector(v, vi), vb);
+        whole += v;
+    }
+    if (group == 1)
+        memcpy(words, q, sizeof q);
+    for (int i = 0; group > 1 && i < BLOCK / 4; i++)
+        memcpy(words + i * group, q + 4 * i, 4);
+    const float all = sum(whole), strange = all - all; // NaN, if an input is not finite, else 0
+    in->scale[at] = step + strange;
+    in->total[at] = in->scale[at] * all;
+    in->start[at] = strange == 0 ? -shift * (int32_t)all : 0;
+}
+
+// Whether many inputs and a matrix's weights are multiplied in pairs.
+INLINE int paired(const Matrix *m) { return PAIRS && m->kind == BF16 && m->cols % 2 == 0; }
+
+INLINE int64_t words_in(const Matrix *m) { return paired(m) ? m->cols / 2 : m->cols; }
+
+// An input of a group, to its place in the group's words.
+INLINE void group_words(const Matrix *m, const float *x, int32_t *words) {
+    for (int64_t i = 0; i < m->cols; i += LANES) {
+        const int64_t count = least(LANES, m->cols - i), per = paired(m) ? 2 : 1;
+        float some[LANES] = {0};
+        int32_t made[LANES];
+        memcpy(some, x + i, 4 * (size_t)count);
+        if (paired(m))
+            to_pairs(some, made);
+        else
+            memcpy(made, some, sizeof made);
+        for (int64_t j = 0; j < count / per; j++)
+            words[(i / per + j) * WIDE] = made[j];
+    }
+}
+
+// Of n inputs x those from lo to hi.
+static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n, int64_t lo,
+                    int64_t hi) {
+    const int64_t k = m->cols, blocks = k / BLOCK;
+    const int32_t shift = m->kind == INT8 ? EXCESS : m->minimum ? 0 : 8;
     in->x = x;
-    for (int64_t i = 0; m->kind == BF16 && i < n; i++)
-        split(x + i * m->cols, in->split + i * m->cols, m->cols);
-    const int tiled = m->kind == INT8 || m->kind == INT4;
-    const int32_t shift = m->kind == INT8 ? EXCESS : m->minimum ? 0 : 8; // of the weights
-    for (int64_t b = 0; tiled && b < n * m->cols / BLOCK; b++) {
-        vf size = {0}, total = {0};
-        for (int i = 0; i < BLOCK; i += LANES) {
-            vf v = load(F32, x, b * BLOCK + i);
-            size = largest(size, largest(v, -v));
-            total += v;
-        }
-        if (!m->rounded) {
-            in->total[b] = sum(total);
-            continue;
-        }
-        const float step = top(size) / 127, by = step > 0 ? step : 1;
-        vf whole = {0};
-        for (int i = 0; i < BLOCK; i += LANES) {
-            vf v = nearest(load(F32, x, b * BLOCK + i) / by);
-            *(vb *)(in->q + b * BLOCK + i) = __builtin_convertvector(__builtin_convertvector(v, vi), vb);
-            whole += v;
-        }
-        const float all = sum(whole), strange = all - all; // NaN, if an input is not finite, else 0
-        in->scale[b] = step + strange;
-        in->total[b] = in->scale[b] * all;
-        in->start[b] = strange == 0 ? -shift * (int32_t)all : 0;
+    for (int64_t i = lo; i < hi; i++) {
+        const float *of = x + i * k;
+        const int group = group_of(i, n);
+        const int64_t first = i / group * group, place = i - first;
+        if (m->kind <= BF16 && group == WIDE)
+            group_words(m, of, in->words + first * k + place);
+        else if (m->kind == BF16)
+            split(of, (float *)in->words + i * k, k);
+        else if (m->rounded)
+            for (int64_t b = 0; b < blocks; b++)
+                round_block(in, of + b * BLOCK, in->q + (first * k + b * BLOCK * group) / 4 + place,
+                            first * blocks + b * group + place, group, shift);
+        else if (m->kind != F32)
+            for (int64_t b = 0; b < blocks; b++)
+                in->total[first * blocks + b * group + place] = moment(1, 0, of + b * BLOCK, BLOCK);
     }
 }
 
@@ -92,59 +154,49 @@ INLINE void ask_ahead(const void *p, int64_t bytes) {
         __builtin_prefetch((const char *)p + AHEAD + b, 0, 0);
 }
 
-// Adds `count` rows of k numbers, from number i on, times `cols` inputs to total[row and chain]
-// [input]; `chains` sums at once hide the additions' latency. Returns the first number left over.
-INLINE int64_t products(int kind, int count, int chains, int cols, int64_t i, const void *w,
-                        int64_t k, const float *x, int64_t x_stride, vf total[4][4]) {
-    const int64_t row = k * size_of(kind), step = chains * LANES;
+// Adds a row of k numbers, from number i on, times `cols` inputs to total[chain][input]; `chains`
+// sums at once hide the additions' latency. Returns the first number left over.
+INLINE int64_t products(int kind, int chains, int cols, int64_t i, const void *w, int64_t k,
+                        const float *x, int64_t x_stride, vf total[4][4]) {
+    const int64_t step = chains * LANES;
     for (; i + step <= k; i += step) {
-        if (count == 1)
-            ask_ahead((const char *)w + i * size_of(kind), step * size_of(kind));
+        ask_ahead((const char *)w + i * size_of(kind), step * size_of(kind));
         for (int a = 0; a < chains; a++) {
-            vf v[4];
+            const vf v = part(kind, w, i, a);
             for (int c = 0; c < cols; c++)
-                v[c] = load(F32, x + c * x_stride, i + a * LANES);
-            for (int r = 0; r < count; r++)
-                for (int c = 0; c < cols; c++)
-                    total[r * chains + a][c] += part(kind, (const char *)w + r * row, i, a) * v[c];
+                total[a][c] += v * load(F32, x + c * x_stride, i + a * LANES);
         }
     }
     return i;
 }
 
-// y = `count` rows of k numbers times `cols` inputs (split, where the kind is BF16).
-INLINE void dense(int kind, int count, int chains, int cols, const void *w, int64_t k,
-                  const float *x, int64_t x_stride, float *y, int64_t y_stride) {
-    const int64_t row = k * size_of(kind);
+// y = a row of k numbers times 1 or 4 inputs (split, where the kind is BF16).
+INLINE void dense(int kind, int cols, const void *w, int64_t k, const float *x, int64_t x_stride,
+                  float *y, int64_t y_stride) {
     vf total[4][4] = {0};
-    int64_t i = products(kind, count, chains, cols, 0, w, k, x, x_stride, total);
-    if (chains == 4) // count is 1
-        i = products(kind, count, 2, cols, i, w, k, x, x_stride, total);
-    for (int r = 0; r < count; r++)
-        for (int c = 0; c < cols; c++) {
-            float rest = 0;
-            for (int64_t j = i; j < k; j++)
-                rest += load1(kind, (const char *)w + r * row, j) * x[c * x_stride + j];
-            for (int a = 1; a < chains; a++)
-                total[r * chains][c] += total[r * chains + a][c];
-            y[c * y_stride + r] = rest + sum(total[r * chains][c]);
-        }
+    int64_t i = cols == 1 ? products(kind, 4, 1, 0, w, k, x, x_stride, total) : 0;
+    i = products(kind, 2, cols, i, w, k, x, x_stride, total);
+    for (int c = 0; c < cols; c++) {
+        float rest = 0;
+        for (int64_t j = i; j < k; j++)
+            rest += load1(kind, w, j) * x[c * x_stride + j];
+        y[c * y_stride] = rest + sum((total[0][c] + total[1][c]) + (total[2][c] + total[3][c]));
+    }
 }
 
-// One block of a tile times one input: for each row the sum of 32 products, a part of 16 rows.
-INLINE void rounded_block(int kind, int cols, const vi *w, const int8_t *q, int64_t k,
-                          vi d[][PARTS]) {
+// One block of a tile times `cols` inputs: for each row the sum of 32 products, a part of 16 rows.
+INLINE void rounded_block(int kind, int cols, const vi *w, const int32_t *q, vi d[][PARTS]) {
     const int words = kind == INT8 ? 8 : 4;
     for (int i = 0; i < words; i++)
         for (int p = 0; p < PARTS; p++) {
             vi a = w[i * PARTS + p], low = a & 0x0f0f0f0f, high = (a >> 4) & 0x0f0f0f0f;
             for (int c = 0; c < cols; c++) {
-                const int32_t *x = (const int32_t *)(q + c * k);
+                const int32_t *x = q + c;
                 if (kind == INT8) {
-                    d[c][p] = dot_signed(d[c][p], a, x[i] - (vi){0});
+                    d[c][p] = dot_signed(d[c][p], a, x[i * cols] - (vi){0});
                 } else {
-                    d[c][p] = dot_nibbles(d[c][p], low, x[2 * i] - (vi){0});
-                    d[c][p] = dot_nibbles(d[c][p], high, x[2 * i + 1] - (vi){0});
+                    d[c][p] = dot_nibbles(d[c][p], low, x[2 * i * cols] - (vi){0});
+                    d[c][p] = dot_nibbles(d[c][p], high, x[(2 * i + 1) * cols] - (vi){0});
                 }
             }
         }
@@ -175,85 +227,136 @@ INLINE void tile(int kind, int rounded, int cols, const Matrix *m, int64_t row, 
     const int64_t per_block = words / (k / BLOCK) * PARTS, in_group = m->group / BLOCK;
     const uint16_t *scale = m->scale + row * groups;
     const uint16_t *minimum = m->minimum ? m->minimum + row * groups : NULL;
-    vf y16[4][PARTS] = {0};
+    const int lows = minimum || !(rounded || kind == INT8); // else `start` has taken them off
+    vf sums[WIDE][PARTS] = {0};
     for (int64_t g = 0; g < groups; g++) {
-        vf part[4][PARTS] = {0};
-        float total[4] = {0};
+        vf part[WIDE][PARTS] = {0};
         for (int64_t b = g * in_group; b < (g + 1) * in_group; b++, w += per_block) {
-            vi d[4][PARTS] = {0};
+            vi d[WIDE][PARTS] = {0};
             ask_ahead(w, per_block * (int64_t)sizeof(vi));
             if (rounded)
-                rounded_block(kind, cols, w, in->q + at * k + b * BLOCK, k, d);
+                rounded_block(kind, cols, w, in->q + (at * k + b * BLOCK * cols) / 4, d);
             else
                 float_block(kind, cols, w, in->x + at * k + b * BLOCK, k, part);
-            for (int c = 0; c < cols; c++) {
-                const int64_t block = (at + c) * (k / BLOCK) + b;
-                total[c] += in->total[block];
-                for (int p = 0; rounded && p < PARTS; p++) {
+            for (int c = 0; rounded && c < cols; c++) {
+                const int64_t block = at * (k / BLOCK) + b * cols + c;
+                for (int p = 0; p < PARTS; p++) {
                     vi whole = kind == INT4 ? nibbles_total(d[c][p]) : d[c][p];
                     whole += in->start[block];
                     part[c][p] += __builtin_convertvector(whole, vf) * in->scale[block];
                 }
             }
         }
-        for (int p = 0; p < PARTS; p++) {
-            vf s = halves(scale + g * TILE + p * LANES);
+        float total[WIDE] = {0}; // of what is multiplied
+        for (int64_t b = g * in_group; lows && b < (g + 1) * in_group; b++)
             for (int c = 0; c < cols; c++)
-                y16[c][p] += s * part[c][p];
-            if (!minimum && (rounded || kind == INT8))
-                continue; // what is to be taken off, `start` has
+                total[c] += in->total[at * (k / BLOCK) + b * cols + c];
+        for (int p = 0; p < PARTS; p++) {
+            const int64_t from = g * TILE + p * LANES;
+            vf s = halves(scale + from);
+            for (int c = 0; c < cols; c++)
+                sums[c][p] += s * part[c][p];
+            if (!lows)
+                continue;
             vf low = s * -8.0f;
             if (minimum)
-                low = halves(minimum + g * TILE + p * LANES);
+                low = halves(minimum + from);
             for (int c = 0; c < cols; c++)
-                y16[c][p] += low * total[c];
+                sums[c][p] += low * total[c];
         }
     }
     for (int c = 0; c < cols; c++)
-        for (int r = 0; r < TILE && row + r < m->rows; r++)
-            y[(at + c) * stride + row + r] = y16[c][r / LANES][r % LANES];
+        for (int p = 0; p < PARTS; p++)
+            put(y + (at + c) * stride + row + p * LANES, sums[c][p], m->rows - row - p * LANES);
 }
 
 INLINE void tiles(int kind, int rounded, const Matrix *m, const Inputs *in, int64_t n, int64_t lo,
                   int64_t hi, float *y, int64_t stride) {
-    for (int64_t row = lo; row < hi; row += TILE) {
-        int64_t at = 0;
-        for (; at + 4 <= n; at += 4)
-            tile(kind, rounded, 4, m, row, in, at, y, stride);
-        for (; at < n; at++)
-            tile(kind, rounded, 1, m, row, in, at, y, stride);
+    for (int64_t row = lo; row < hi; row += TILE)
+        for (int64_t at = 0; at < n; at += group_of(at, n))
+            switch (group_of(at, n)) {
+            case 1:
+                tile(kind, rounded, 1, m, row, in, at, y, stride);
+                break;
+            case 4:
+                tile(kind, rounded, 4, m, row, in, at, y, stride);
+                break;
+            default:
+                tile(kind, rounded, WIDE, m, row, in, at, y, stride);
+            }
+}
+
+// A row's word i: a float, or two of bf16.
+INLINE int32_t word_at(int pairs, int kind, const char *row, int64_t i) {
+    const float number = pairs ? 0 : load1(kind, row, i);
+    int32_t word;
+    memcpy(&word, pairs ? row + 4 * i : (const char *)&number, 4);
+    return word;
+}
+
+// A band's words in the order of `band`; zeros where there are no more than `count` rows.
+INLINE void pack(int pairs, int kind, const char *w, int64_t k, int64_t count, int32_t *to) {
+    const int64_t words = pairs ? k / 2 : k, step = k * size_of(kind);
+    for (int part = 0; part < BAND; part += LANES, w += LANES * step) {
+        int64_t i = 0;
+        for (; count - part >= LANES && i + LANES <= words; i += LANES) {
+            vi v[LANES];
+#pragma GCC unroll 16
+            for (int r = 0; r < LANES; r++)
+                v[r] = pairs ? *(const vi *)(w + r * step + 4 * i)
+                             : (vi)load(kind, w + r * step, i);
+            transpose(v);
+#pragma GCC unroll 16
+            for (int j = 0; j < LANES; j++)
+                *(vi *)(to + (i + j) * BAND + part) = v[j];
+        }
+        for (; i < words; i++)
+            for (int r = 0; r < LANES; r++)
+                to[i * BAND + part + r] =
+                    part + r < count ? word_at(pairs, kind, w + r * step, i) : 0;
     }
 }
 
-// Few inputs: a row at a time, as memory streams it. Many: two rows (widened to floats) by four
-// inputs, of 16 rows that stay in the cache while all inputs pass.
+// WIDE inputs times a band of rows.
+INLINE void band(int pairs, const int32_t *w, const int32_t *x, int64_t words, int64_t count,
+                 float *y, int64_t stride) {
+    vf total[WIDE][2] = {0};
+    for (int64_t i = 0; i < words; i++)
+        for (int p = 0; p < 2; p++) {
+            const vf a = load(F32, w, i * BAND + p * LANES);
+            for (int c = 0; c < WIDE; c++) {
+                const vf b = (vf)(x[i * WIDE + c] - (vi){0});
+                total[c][p] = pairs ? dot_pairs(total[c][p], a, b) : (vf)(total[c][p] + a * b);
+            }
+        }
+    for (int c = 0; c < WIDE; c++)
+        for (int p = 0; p < 2; p++)
+            put(y + c * stride + p * LANES, total[c][p], count - p * LANES);
+}
+
+// Few inputs: a row at a time, as memory streams it. Many: bands that stay in the cache while all
+// inputs pass.
 INLINE void rows(int kind, const Matrix *m, const Inputs *in, int64_t n, int64_t lo, int64_t hi,
                  float *y, int64_t stride) {
-    const int64_t k = m->cols, many = n >= 8 ? n / 4 * 4 : 0;
-    for (int64_t row = lo; row < hi; row += TILE) {
-        const int64_t count = least(TILE, hi - row);
+    const int64_t k = m->cols, grouped = n / WIDE * WIDE, words = words_in(m);
+    for (int64_t row = lo; grouped && row < hi; row += BAND) {
+        const int64_t count = least(BAND, hi - row);
         const char *w = (const char *)m->weight + row * k * size_of(kind);
-        for (int64_t i = 0; kind != F32 && many && i < count * k; i++)
-            in->wide[i] = load1(kind, w, i);
-        const float *wide = kind == F32 ? (const float *)w : in->wide;
-        const float *few = kind == F32 ? in->x : in->split;
-        for (int64_t at = 0; at < many; at += 4) {
-            const float *x = in->x + at * k;
-            float *to = y + at * stride + row;
-            for (int64_t r = 0; r + 2 <= count; r += 2)
-                dense(F32, 2, 1, 4, wide + r * k, k, x, k, to + r, stride);
-            if (count % 2)
-                dense(F32, 1, 2, 4, wide + (count - 1) * k, k, x, k, to + count - 1, stride);
-        }
-        for (int64_t r = 0; r < count; r++) {
-            int64_t at = many;
-            for (; at + 4 <= n; at += 4)
-                dense(kind, 1, 2, 4, w + r * k * size_of(kind), k, few + at * k, k,
-                      y + at * stride + row + r, stride);
-            for (; at < n; at++)
-                dense(kind, 1, 4, 1, w + r * k * size_of(kind), k, few + at * k, k,
-                      y + at * stride + row + r, stride);
-        }
+        if (paired(m))
+            pack(1, kind, w, k, count, in->band);
+        else
+            pack(0, kind, w, k, count, in->band);
+        for (int64_t at = 0; at < grouped; at += WIDE)
+            if (paired(m))
+                band(1, in->band, in->words + at * k, words, count, y + at * stride + row, stride);
+            else
+                band(0, in->band, in->words + at * k, words, count, y + at * stride + row, stride);
+    }
+    const float *few = kind == F32 ? in->x : (const float *)in->words;
+    for (int64_t row = lo; row < hi; row++) {
+        const void *w = (const char *)m->weight + row * k * size_of(kind);
+        for (int64_t at = grouped; at < n; at++)
+            dense(kind, 1, w, k, few + at * k, k, y + at * stride + row, stride);
     }
 }
 

@@ -69,6 +69,13 @@ INLINE float load1(int kind, const void *p, int64_t i) {
 }
 
 INLINE void store(float *p, vf x) { *(vf *)p = x; }
+INLINE void put(float *p, vf x, int64_t count) { // as many as there are
+    if (count >= LANES)
+        store(p, x);
+    for (int i = 0; count < LANES && i < LANES; i++)
+        if (i < count)
+            p[i] = x[i];
+}
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf choose(vi yes, vf a, vf b) { return (vf)((yes & (vi)a) | (~yes & (vi)b)); }
 INLINE vf largest(vf a, vf b) { return choose(a > b, a, b); } // b where one is NaN
@@ -184,4 +191,46 @@ INLINE vi dot_signed(vi d, vi w, vi x) {
 }
 INLINE vi dot_nibbles(vi d, vi w, vi x) { return dot_signed(d, w, x); }
 INLINE vi nibbles_total(vi d) { return d; }
+#endif
+
+// The columns of LANES vectors of words: four times, the first half and the second are interleaved.
+INLINE void transpose(vi v[LANES]) {
+#if defined(__AVX512F__) && LANES == 16
+    const __m512i low = {0x1000000000, 0x1100000001, 0x1200000002, 0x1300000003,
+                         0x1400000004, 0x1500000005, 0x1600000006, 0x1700000007};
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+#pragma GCC unroll 4
+    for (int round = 0; round < 4; round++) {
+        vi to[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            const __m512i a = (__m512i)v[i / 2], b = (__m512i)v[i / 2 + LANES / 2];
+            to[i] = (vi)_mm512_permutex2var_epi32(a, i % 2 ? high : low, b);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            v[i] = to[i];
+    }
+#else
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < i; j++) {
+            const int32_t word = v[i][j];
+            v[i][j] = v[j][i], v[j][i] = word;
+        }
+#endif
+}
+
+// Many inputs and bf16 weights meet in pairs, where the machine multiplies those.
+#if defined(__AVX512BF16__) && LANES == 16
+#define PAIRS 1
+INLINE vf dot_pairs(vf d, vf w, vf x) {
+    return (vf)_mm512_dpbf16_ps((__m512)d, (__m512bh)w, (__m512bh)x);
+}
+INLINE void to_pairs(const float *x, int32_t *words) { // LANES numbers, to the nearest
+    _mm256_storeu_si256((void *)words, (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x)));
+}
+#else
+#define PAIRS 0
+INLINE vf dot_pairs(vf d, vf w, vf x) { return d + w * x; }
+INLINE void to_pairs(const float *x, int32_t *words) { memcpy(words, x, 4); }
 #endif
