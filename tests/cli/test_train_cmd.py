@@ -73,6 +73,24 @@ def test_resume_needs_no_more_than_the_folder(
     ).read_text(encoding="utf-8")
 
 
+def test_a_finished_run_says_so(run: Run, data: Path, tmp_path: Path) -> None:
+    run(*arguments(data, tmp_path / "run"))
+    _, err = run("train", "--out", tmp_path / "run", "--resume")
+    assert err == (
+        "nothing was left to do: step 6 was the last; to go on, resume it with more, such as "
+        "--set steps=12\n"
+    )
+    run(*arguments(data, tmp_path / "bad", lr=3.0, warmup_steps=0, eval_every=1, patience=2,
+                    steps=50))  # fmt: skip
+    last = metrics(tmp_path / "bad")[-1]["step"]
+    _, err = run("train", "--out", tmp_path / "bad", "--resume")
+    assert f"stopped early at step {last}, out of patience" in err
+    assert "--set patience=none" in err
+    _, err = run("train", "--out", tmp_path / "bad", "--resume", "--set", "patience=none",
+                 "--set", f"steps={last + 1}")  # fmt: skip
+    assert f"{last + 1} steps, " in err
+
+
 def test_the_learning_rate_of_a_resumed_run_is_the_same(
     run: Run, data: Path, tmp_path: Path
 ) -> None:

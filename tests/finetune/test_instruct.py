@@ -192,6 +192,7 @@ def test_the_folder_is_enough_to_go_on(
     assert figures(tmp_path / "run") == figures(tmp_path / "whole")
     configs = [(tmp_path / name / "config.toml").read_bytes() for name in ("run", "whole")]
     assert configs[0] == configs[1]
+    assert "nothing was left to do: " in run(*again)[1]
     length = len(figures(tmp_path / "run"))
     run(*again, "--epochs", "3")
     assert len(figures(tmp_path / "run")) > length

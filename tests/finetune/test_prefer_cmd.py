@@ -89,6 +89,8 @@ def test_ctrl_c(
     assert line in done.stderr
     call(command, "--out", out, "--resume")
     check_same(out, whole)
+    assert "nothing was left to do: step 6 " in call(command, "--out", out, "--resume").stderr
+    check_same(out, whole)
 
 
 def test_reward(model: Path, sums: Path, tmp_path: Path) -> None:

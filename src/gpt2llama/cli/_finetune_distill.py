@@ -100,7 +100,7 @@ def distill(
     from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
     from ._config import config_of
-    from ._progress import TrainingProgress
+    from ._progress import TrainingProgress, nothing_left
 
     if resume and student is None and (out / "config.toml").exists():
         run = DistillRun.read(out / "config.toml")
@@ -135,6 +135,8 @@ def distill(
         raise typer.Exit(130) from None
     if json:
         print_json({"run": str(out), "step": done.step, "tokens": done.tokens, **shown.last})
+    elif not shown.last:
+        tell(nothing_left(done, run.train.patience))
     else:
         tell(f"{done.step} steps, {done.tokens:,} tokens in {done.seconds:.0f} s: {out}")
 

@@ -11,7 +11,7 @@ import typer
 from ..errors import ConfigError
 from ._options import Track
 from ._print import Json, print_json, tell
-from ._progress import TrainingProgress
+from ._progress import TrainingProgress, nothing_left
 from ._tuning import (
     Begin,
     Lora,
@@ -88,11 +88,12 @@ def instruct(
         run, steps = InstructRun(begin="", data=[]), None
     files = [_weighted(text) for text in data or []] or run.data
     adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules, run.lora)
+    how = run.how.replace(**given(epochs=epochs, neftune=neftune))
+    train = run.train.replace(**changes)
     try:
         with TrainingProgress() as shown, Tracking(out, track or []) as tracked:
             done = tune(
-                lasting(model) if model else run.begin, files, out, run.train.replace(**changes),
-                run.how.replace(**given(epochs=epochs, neftune=neftune)),
+                lasting(model) if model else run.begin, files, out, train, how,
                 held_out=held_out.resolve() if held_out else run.held_out or None, lora=adapters,
                 steps=changes.get("steps", steps), resume=resume, say=tell,
                 report=tracked(shown.update),
@@ -104,6 +105,8 @@ def instruct(
     result = {"run": str(out), "step": done.step, "tokens": done.tokens, **shown.last}
     if json:
         print_json(result)
+    elif not shown.last:
+        tell(nothing_left(done, train.patience))
     else:
         best = f"; the best by held-out loss is step {done.best_step}" * (done.best_step > 0)
         tell(f"{done.step} steps in {done.seconds:.0f} s{best}: talk to it with")

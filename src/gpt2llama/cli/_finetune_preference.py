@@ -11,6 +11,7 @@ import typer
 
 from ._options import Track
 from ._print import Json, print_json, tell
+from ._progress import nothing_left
 from ._tuning import (
     Begin,
     HeldOut,
@@ -77,6 +78,9 @@ def preference(
         result = {"run": str(out), "step": now.step, "skipped_pairs": skipped}
         result |= {"pairs": len(done.pairs.train), "held_out_pairs": len(done.pairs.held_out)}
         print_json(result | shown.last)
+        return
+    if not shown.last:
+        tell(nothing_left(now, run.train.patience))
         return
     long = f"; {skipped} longer than the context were skipped" if skipped else ""
     tell(

@@ -12,6 +12,7 @@ import typer
 from ..errors import ConfigError
 from ._options import Track
 from ._print import Json, print_json, tell
+from ._progress import nothing_left
 from ._tuning import (
     Begin,
     HeldOut,
@@ -101,6 +102,9 @@ def reward(
     result |= {"groups": groups, "all_equal_groups": equal, "start_reward": start}
     if json:
         print_json(result | shown.last)
+        return
+    if not shown.last:
+        tell(nothing_left(now, run.train.patience))
         return
     long = f"; {skipped} prompts longer than the context were skipped" if skipped else ""
     tell(
