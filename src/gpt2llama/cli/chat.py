@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as jsonlib
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from ._text import read_text
 
 if TYPE_CHECKING:
     from ..generate.chat import Chat
+    from ..tokenizer import Tokenizer
 
 app = typer.Typer(add_completion=False)
 
@@ -76,7 +78,11 @@ def chat(
     from ._model import load_with_tokenizer
 
     model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor, quant)
-    if template is not None and isinstance(tokenizer, BPETokenizer):
+    if template is None:
+        if why := untaught(path, tokenizer):
+            name = shlex.quote(path)
+            tell(f"{why}; teach it: gpt2llama finetune instruct {name} --data FILE --out DIR")
+    elif isinstance(tokenizer, BPETokenizer):
         tokenizer.config["chat_template"] = BUILT_IN.get(template) or read_text(template)
     talk = Chat(
         model,
@@ -109,6 +115,28 @@ def chat(
         )
     else:
         answer_aloud(talk, text)
+
+
+def untaught(path: str, tokenizer: Tokenizer) -> str:
+    """What shows that a model was never taught to answer, if anything does.
+
+    The tokenizers that we train all have a template: of these models a run's folder tells it.
+    """
+    from ..tokenizer import BPETokenizer
+    from ..train.config import read_toml
+
+    if isinstance(tokenizer, BPETokenizer) and tokenizer.config.get("chat_template") is None:
+        return f"{path} has no chat template of its own and may only continue text"
+    run, name = Path(path), Path(path).name
+    if run.parent.name == "checkpoints":
+        run = run.parent.parent
+    elif (run / "latest").is_file():
+        name = (run / "latest").read_text(encoding="utf-8").strip()
+    with contextlib.suppress(Gpt2LlamaError):  # no run's
+        settings = read_toml(run / "config.toml")
+        if name != "tuned" and settings.keys() <= {"data", "model", "train", "distill"}:
+            return f"{path} was trained on text alone, which it continues: it answers nothing"
+    return ""
 
 
 def converse(talk: Chat) -> None:
