@@ -122,6 +122,12 @@ def test_commands(
     assert "There is no /what; /help lists the commands" in err
 
 
+def test_one_token(run: Any, folder: str) -> None:
+    _, err = run("chat", folder, "--prompt", "却说", "-n", 1)
+    assert err.startswith("1 token, ")
+    assert err.endswith("Cut off at 1 token; -n sets how many.\n")
+
+
 def test_a_full_context_is_said(run: Any, pipe: Any, folder: str) -> None:
     pipe("却说曹操引军追赶玄德\n".encode() * 6)
     _, err = run("chat", folder, "-n", 20)

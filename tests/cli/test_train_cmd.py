@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpt2llama as g
+from gpt2llama.errors import counted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from tiny_run import arguments, config, make_data, metrics
@@ -44,6 +45,14 @@ def test_words(run: Run, data: Path, tmp_path: Path) -> None:
     model, tokenizer = g.load(tmp_path / "run")
     assert model.config == config(data).model
     assert tokenizer is not None
+
+
+def test_one_is_no_plural(run: Run, data: Path, tmp_path: Path) -> None:
+    how = {"steps": 1, "batch_size": 1, "seq_len": 1, "warmup_steps": 0}
+    _, err = run(*arguments(data, tmp_path / "run", **how))
+    assert "\n1 step, 1 token in " in err
+    assert [counted(n, "step") for n in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
+    assert [counted(n, "reply", "replies") for n in (1, 2)] == ["1 reply", "2 replies"]
 
 
 def test_a_config_file_is_a_preset_with_settings(run: Run, data: Path, tmp_path: Path) -> None:

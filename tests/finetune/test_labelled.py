@@ -92,7 +92,7 @@ def test_jsonl(tmp_path: Path) -> None:
     ("name", "content", "says"),
     [
         ("t.csv", "text,label\nfine,x\na,b,c\n", "t.csv:3 has 3 columns and the first row 2"),
-        ("t.csv", 'text,label\n"1\n2",x\nno\n', "t.csv:4 has 1 columns"),
+        ("t.csv", 'text,label\n"1\n2",x\nno\n', "t.csv:4 has 1 column and the first row 2"),
         ("t.csv", "a,b,c\n", "t.csv:1 has the columns 'a', 'b', 'c', and no telling which"),
         ("t.csv", "Nachricht,Art\na,x\nb,x\n", "t.csv:1 has the columns 'Nachricht', 'Art'.*name"),
         ("t.csv", "text,kind\na,x\nb,y\n", "t.csv:1 has the columns 'text', 'kind'"),

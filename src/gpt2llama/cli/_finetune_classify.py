@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
@@ -168,8 +168,9 @@ def _new(
 def _show(result: Result) -> None:
     console, scores = Console(highlight=False), result.scores
     console.print(
-        f"accuracy {scores.accuracy:.2%} on {_held_out(result):,} held-out texts, equally many of "
-        f"each label\n(always saying {escape(result.majority_label)}: {result.majority:.2%})",
+        f"accuracy {scores.accuracy:.2%} on {counted(_held_out(result), 'held-out text')}, equally "
+        "many of each label\n"
+        f"(always saying {escape(result.majority_label)}: {result.majority:.2%})",
         soft_wrap=True,
     )
     table = Table("", "precision", "recall", "F1", "texts", title_justify="left")
@@ -190,7 +191,8 @@ def _show(result: Result) -> None:
     console.print(
         f"calibration error {scores.ece:.2%} with temperature {result.temperature:.3f}, "
         f"{result.ece_before:.2%} without\n"
-        f"{result.step:,} steps in {result.seconds:,.0f} s; step {result.best_step:,} is kept",
+        f"{counted(result.step, 'step')} in {result.seconds:,.0f} s; "
+        f"step {result.best_step:,} is kept",
         soft_wrap=True,
     )
 

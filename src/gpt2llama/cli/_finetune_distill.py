@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ._options import Track
 from ._print import Json, log, print_json, tell
 from ._tuning import lasting
@@ -138,7 +138,8 @@ def distill(
     elif not shown.last:
         tell(nothing_left(done, run.train.patience))
     else:
-        tell(f"{done.step} steps, {done.tokens:,} tokens in {done.seconds:.0f} s: {out}")
+        tokens = counted(done.tokens, "token")
+        tell(f"{counted(done.step, 'step')}, {tokens} in {done.seconds:.0f} s: {out}")
 
 
 def _answers(
@@ -169,7 +170,7 @@ def _answers(
         print_json({"path": str(out), **vars(done)})
         return
     left = f", {done.empty} empty and {done.cut_off} cut off left out (-n sets how long)"
-    tell(f"{done.written:,} answers{left if done.empty or done.cut_off else ''}: {out}")
+    tell(f"{counted(done.written, 'answer')}{left if done.empty or done.cut_off else ''}: {out}")
 
 
 def _checkpoint(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress, nothing_left
@@ -109,7 +109,7 @@ def instruct(
         tell(nothing_left(done, train.patience))
     else:
         best = f"; the best by held-out loss is step {done.best_step}" * (done.best_step > 0)
-        tell(f"{done.step} steps in {done.seconds:.0f} s{best}: talk to it with")
+        tell(f"{counted(done.step, 'step')} in {done.seconds:.0f} s{best}: talk to it with")
         tell(f"  gpt2llama chat {shlex.quote(str(out))}")
 
 

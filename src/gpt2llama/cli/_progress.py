@@ -42,7 +42,7 @@ class TrainingProgress:
         self.bar = Bar(
             TextColumn("training"),
             BarColumn(),
-            TextColumn("{task.completed:,}/{task.total:,} steps"),
+            TextColumn("step {task.completed:,}/{task.total:,}"),
             TimeElapsedColumn(),
             TextColumn("ETA"),
             TimeRemainingColumn(),

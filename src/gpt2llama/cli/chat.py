@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..atomic import write_text
-from ..errors import DataError, FileError, Gpt2LlamaError
+from ..errors import DataError, FileError, Gpt2LlamaError, counted
 from ._options import (
     IgnoreKey,
     KVDtype,
@@ -200,7 +200,7 @@ def obey(talk: Chat, line: str) -> None:
         tell("The system message is set." if talk.system else "There is no system message.")
     elif command == "/save":
         save(talk.messages, rest.strip())
-        tell(f"Saved {len(talk.messages)} messages to {rest.strip()}")
+        tell(f"Saved {counted(len(talk.messages), 'message')} to {rest.strip()}")
     elif command == "/help":
         tell(HELP)
     else:
@@ -215,11 +215,11 @@ def answer_aloud(talk: Chat, text: str) -> None:
     seconds = time.perf_counter() - start
     assert talk.answer is not None
     count = len(talk.answer.ids)
-    tell(f"{count} tokens, {count / seconds:.1f} tokens/s")
+    tell(f"{counted(count, 'token')}, {count / seconds:.1f} tokens/s")
     if talk.dropped > dropped:
-        tell(f"The context is full: the oldest {talk.dropped} messages are left out.")
+        tell(f"The context is full: the oldest {counted(talk.dropped, 'message')} left out.")
     if talk.answer.finish_reason == "length":
-        tell(f"Cut off at {count} tokens; -n sets how many.")
+        tell(f"Cut off at {counted(count, 'token')}; -n sets how many.")
     elif talk.answer.finish_reason == "context":
         tell(f"Cut off at the model's context of {talk.model.config.max_seq_len} tokens.")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import DataError
+from ..errors import DataError, counted
 from ._options import IgnoreKey, Model, Quant, RopeFactor
 from ._print import Json, log, print_json
 from ._text import read_text
@@ -166,7 +166,7 @@ def evaluate(
         return
     print(
         f"{score.bits_per_byte:.4f} bits per byte, perplexity {score.perplexity:.2f}; "
-        f"{score.tokens:,} tokens, {score.bytes:,} bytes"
+        f"{counted(score.tokens, 'token')}, {counted(score.bytes, 'byte')}"
     )
     width = length or model.config.max_seq_len
     for i, nats in enumerate(parts):

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ._config import config_of
 from ._options import Track
 from ._print import Json, print_json, tell
@@ -81,4 +81,5 @@ def train(
         tell(nothing_left(done, run.train.patience))
     else:
         early = f" (stopped early: step {done.best_step} was the best)" * (done.step < total)
-        tell(f"{done.step} steps{early}, {done.tokens:,} tokens in {done.seconds:.0f} s: {out}")
+        tokens = counted(done.tokens, "token")
+        tell(f"{counted(done.step, 'step')}{early}, {tokens} in {done.seconds:.0f} s: {out}")

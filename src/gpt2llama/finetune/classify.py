@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.batches import IGNORED, Batch
-from ..errors import CheckedFields, ConfigError, DataError, WeightsError
+from ..errors import CheckedFields, ConfigError, DataError, WeightsError, counted
 from ..model.config import ModelConfig
 from ..model.transformer import Transformer
 from ..tokenizer import train_bpe
@@ -405,14 +405,14 @@ def classify(
 
 def _story(counts: dict[str, int], ready: Prepared) -> str:
     left = {
-        "duplicates": "copies",
-        "contradicting": "texts with several labels",
-        "near_copies": "near copies of texts held out",
+        "duplicates": ("copy", "copies"),
+        "contradicting": ("text with several labels", "texts with several labels"),
+        "near_copies": ("near copy of a text held out", "near copies of texts held out"),
     }
-    gone = [f"{counts[name]:,} {words}" for name, words in left.items() if counts[name]]
+    gone = [counted(counts[name], *words) for name, words in left.items() if counts[name]]
     without = f" without {', '.join(gone)}" if gone else ""
     cut = f"; {ready.cut:,} cut to {ready.seq_len:,} tokens" if ready.cut else ""
     return (
-        f"{counts['read']:,} texts{without}: {counts['train']:,} to learn from, "
+        f"{counted(counts['read'], 'text')}{without}: {counts['train']:,} to learn from, "
         f"{counts['validation']:,} to choose by, {counts['held_out']:,} held out{cut}"
     )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckedFields, ConfigError, DataError, InputError
+from ..errors import CheckedFields, ConfigError, DataError, InputError, counted
 from ..train.config import TrainConfig
 from ..train.run import pick_device
 from ..train.run_folder import RunFolder
@@ -229,8 +229,9 @@ def instruct(
     train = train.replace(steps=steps or max(1, math.ceil(how.epochs * an_epoch)))
     held = sum(map(len, prepared.held_out))
     say(
-        f"{prepared.examples:,} conversations an epoch in {len(prepared.rows):,} rows of {seq_len} "
-        f"tokens, {prepared.learned_tokens:,} of them learned; {held:,} held out; "
+        f"{counted(prepared.examples, 'conversation')} an epoch in "
+        f"{counted(len(prepared.rows), 'row')} of {seq_len} tokens, "
+        f"{prepared.learned_tokens:,} of them learned; {held:,} held out; "
         f"{prepared.skipped:,} longer than {seq_len} tokens left out"
     )
     settings = InstructRun(

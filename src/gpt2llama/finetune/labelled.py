@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..assets import fetch
-from ..errors import DataError
+from ..errors import DataError, counted
 from ..jsonl import read_jsonl, read_text_lines
 
 SMS_SPAM = "sms-spam"
@@ -104,8 +104,8 @@ def _read_csv(path: Path) -> Iterator[tuple[str, object, object]]:
                 nameless = row[label].strip()
             if len(row) != width:
                 raise DataError(
-                    f"{place} has {len(row)} columns and the first row {width}; put a text with "
-                    "commas in quotes"
+                    f"{place} has {counted(len(row), 'column')} and the first row {width}; put a "
+                    "text with commas in quotes"
                 )
             seen[row[label].strip()] += 1
             yield place, row[text], row[label]
