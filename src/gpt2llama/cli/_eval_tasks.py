@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import FileError, InputError, counted
-from ._print import model_text, print_json, tell
+from ._print import BadUsage, model_text, print_json, tell
 
 if TYPE_CHECKING:
     from ..evaluate.judge import Judge
@@ -53,14 +53,14 @@ class How:
 
     def check(self, local: bool) -> None:
         if self.write_golden and self.golden is None:
-            raise typer.BadParameter("--write-golden needs --golden FILE")
+            raise BadUsage("--write-golden needs --golden FILE")
         if (self.judge is None) != (self.judge_model is None):
-            raise typer.BadParameter("--judge and --judge-model belong together")
+            raise BadUsage("--judge and --judge-model belong together")
         if self.against is not None and self.judge is None:
-            raise typer.BadParameter("--against needs --judge, who compares the two")
+            raise BadUsage("--against needs --judge, who compares the two")
         given = (self.out, self.golden, self.judge)
         if not local and any(option is not None for option in given):
-            raise typer.BadParameter("--out, --golden and --judge are for --tasks FILE.jsonl")
+            raise BadUsage("--out, --golden and --judge are for --tasks FILE.jsonl")
         if self.out is not None and self.out.exists():
             raise FileError(f"{self.out} exists already; name another --out or delete it")
         if self.golden is not None and not self.write_golden and not self.golden.is_file():

@@ -29,7 +29,7 @@ from ._options import (
     TopK,
     TopP,
 )
-from ._print import Json, model_text, print_json, tell
+from ._print import BadUsage, Json, model_text, print_json, tell
 from ._text import read_text
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def chat(
 ) -> None:
     """Talk with a model. Each line of stdin is a message; /help lists the commands."""
     if json and prompt is None:
-        raise typer.BadParameter("--json prints one answer: it needs --prompt")
+        raise BadUsage("--json prints one answer: it needs --prompt")
     text = read_text(prompt) if prompt == "-" else prompt
     from ..generate.chat import Chat
     from ..tokenizer import BPETokenizer

@@ -9,6 +9,7 @@ import atexit
 import gc
 import importlib
 import os
+import re
 import sys
 from typing import Any
 
@@ -61,6 +62,13 @@ class LazyGroup(typer.core.TyperGroup):
             command = typer.main.get_command(module.app)
             command.name = name
         return name, command, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:  # its newer versions show what pydantic calls them
+            error.message = re.sub("^(Value error|Assertion failed), ", "", error.message)
+            raise
 
 
 app = typer.Typer(
