@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,3 +28,18 @@ def test_the_sentence_is_plain(run: Any, arguments: tuple[str, ...], says: str) 
     assert out == ""
     assert "error," not in err
     assert says in re.sub(r"\s*│\n│\s*", " ", err)
+
+
+@pytest.mark.parametrize("command", [("train",), ("finetune", "instruct"), ("evolve",)])
+def test_help_wraps_as_text(
+    run: Any, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """No line ends before the next one's first word would have passed its end."""
+    monkeypatch.setenv("COLUMNS", "80")
+    out, _ = run(*command, "--help")
+    said = out.partition("╭")[0].split("\n")
+    lines = [line.strip() for line in said]
+    assert len(max(lines, key=len)) <= 80
+    for line, following in pairwise(lines):
+        if line and following and not line.startswith("Usage"):
+            assert len(line) + 1 + len(following.split()[0]) > 78, (line, following)
