@@ -14,7 +14,7 @@ from .assets import fetch
 from .atomic import write_text
 from .data.documents import read_documents
 from .data.prepare import prepare
-from .errors import AssetError, InputError
+from .errors import AssetError, InputError, counted
 from .tokenizer import train_bpe
 
 HELD_OUT = 0.1  # of the documents, the last: of sanguo 12 of 120 chapters
@@ -59,7 +59,7 @@ def prepare_corpus(
         done = prepare([path], tokenizer, data, HELD_OUT)
         say(
             f"{done.train.tokens:,} tokens to train on, {done.held_out.tokens:,} held out; "
-            f"{done.leaked_windows} held-out windows also occur in training"
+            f"{counted(done.leaked_windows, 'held-out window')} also in training"
         )
     return name
 

@@ -17,7 +17,7 @@ import torch
 from .atomic import new_folder, write_text
 from .corpus import corpus_texts, prepare_corpus
 from .data.batches import TokenData
-from .errors import FileError, InputError
+from .errors import FileError, InputError, counted
 from .finetune.assistant import Score, assistant, to_learn
 from .finetune.assistant import score as score_answers
 from .finetune.assistant import texts as assistant_texts
@@ -144,8 +144,8 @@ def _tune(
     learned = [e for e in to_learn(tokenizer, data.train) if len(e.ids) - 1 <= seq_len]
     prepared = packed(learned, seq_len)
     say(
-        f"tuning: {prepared.examples:,} questions with answers, in {len(prepared.rows):,} rows of "
-        f"{seq_len} tokens"
+        f"tuning: {counted(prepared.examples, 'question')} with answers, in "
+        f"{counted(len(prepared.rows), 'row')} of {seq_len} tokens"
     )
     with RunFolder(out / "tune", resume=True) as folder:
         settled = folder.path / "config.toml"
@@ -170,7 +170,7 @@ def _tune(
             run = RunConfig(model=model.config, train=trainer.cfg, data="assistant", begin=str(out))
             folder.write_text("config.toml", run.to_toml())
         epochs = steps[0] * cfg.batch_size / len(prepared.rows)
-        say(f"tuning: {steps[0]:,} steps, {epochs:.1f} epochs")
+        say(f"tuning: {counted(steps[0], 'step')}, {epochs:.1f} epochs")
         progress = trainer.run()
         draw_curve(folder)
     target = out / "checkpoints" / "tuned"
@@ -209,7 +209,7 @@ def _plan(
     if settled.exists():
         run = RunConfig.read(settled)
         steps[0] = run.train.steps
-        say(f"going on with {steps[0]:,} steps, settled before")
+        say(f"going on with {counted(steps[0], 'step')}, settled before")
         return make_trainer(run, folder, lambda line: report(line, steps[0]))
     data = folder.path.resolve() / "data"
     tokens = len(TokenData.open(data).train)
@@ -245,7 +245,8 @@ def _plan(
     )
     run = replace(run, train=trainer.cfg)
     folder.write_text("config.toml", run.to_toml())
-    say(f"{speed:,.0f} tokens/s: {steps[0]:,} steps, {steps[0] * a_step / tokens:.1f} epochs")
+    epochs = steps[0] * a_step / tokens
+    say(f"{speed:,.0f} tokens/s: {counted(steps[0], 'step')}, {epochs:.1f} epochs")
     return trainer
 
 

@@ -69,6 +69,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def counted(count: int, what: str, several: str | None = None) -> str:
+    """`1 step`, `2,000 steps`; several: where the plural is not the word and an s."""
+    return f"{count:,} {what if count == 1 else several or what + 's'}"
+
+
 class CheckedFields:
     """Mixin of a frozen config dataclass: every field must fit its annotation, or ConfigError.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ import torch
 import gpt2llama as g
 from gpt2llama.generate.chat import Chat
 from gpt2llama.tokenizer import BPETokenizer, train_bpe
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from tiny_run import arguments, make_data
 
 TEXT = "却说曹操引军追赶玄德，玄德走樊城。Then the story goes on.\n" * 3
 
@@ -118,6 +122,12 @@ def test_commands(
     assert "There is no /what; /help lists the commands" in err
 
 
+def test_one_token(run: Any, folder: str) -> None:
+    _, err = run("chat", folder, "--prompt", "却说", "-n", 1)
+    assert err.startswith("1 token, ")
+    assert err.endswith("Cut off at 1 token; -n sets how many.\n")
+
+
 def test_a_full_context_is_said(run: Any, pipe: Any, folder: str) -> None:
     pipe("却说曹操引军追赶玄德\n".encode() * 6)
     _, err = run("chat", folder, "-n", 20)
@@ -135,6 +145,40 @@ def test_another_template(run: Any, folder: str, tmp_path: Path, tokenizer: BPET
     inst = [tokenizer.bos_id, *tokenizer.encode("[INST] 却说 a b [/INST]")]
     assert counts[1:] == [len(chatml), len(inst)]
     assert counts[0] - len(tokenizer.encode("却说 a b")) in (0, 1)  # with a BOS or without
+
+
+def test_what_only_continues_text_is_said(
+    run: Any, tmp_path: Path, model: Any, tokenizer: BPETokenizer
+) -> None:
+    """A line for what was never taught to answer, none for what has a chat template."""
+
+    def note(path: Path, *more: str) -> str:
+        lines = run("chat", path, "--prompt", "x", "-n", 2, "--json", *more)[1].splitlines()
+        assert len(lines) <= 1
+        return "".join(lines)
+
+    data, out = make_data(tmp_path), tmp_path / "run"
+    run(*arguments(data, out, max_seq_len=64, seq_len=16, steps=2))
+    for path in (out, out / "checkpoints" / "step-000002"):
+        assert "was trained on text alone, which it continues" in note(path)
+    assert f"gpt2llama finetune instruct {out} --data" in note(out)
+    assert note(out, "--template", "chatml") == ""
+    shutil.copytree(out / "checkpoints" / "step-000002", out / "checkpoints" / "tuned")
+    (out / "latest").write_text("tuned\n", encoding="utf-8")  # as the demo ends
+    assert note(out) == ""
+    (tmp_path / "talks.jsonl").write_text(
+        json.dumps({"instruction": "a", "output": "b"}) + "\n", encoding="utf-8"
+    )
+    how = ["--set=device=cpu", "--set=steps=1", "--out", tmp_path / "assistant"]
+    run("finetune", "instruct", out, "--data", tmp_path / "talks.jsonl", *how)
+    assert note(tmp_path / "assistant") == ""
+    g.save(model, tokenizer, tmp_path / "hf", format="hf")
+    assert note(tmp_path / "hf") == ""
+    config = tmp_path / "hf/tokenizer_config.json"
+    values = json.loads(config.read_text(encoding="utf-8"))
+    del values["chat_template"]
+    config.write_text(json.dumps(values), encoding="utf-8")
+    assert "has no chat template of its own and may only continue text" in note(tmp_path / "hf")
 
 
 def test_a_template_that_makes_nothing(run: Any, folder: str, tmp_path: Path) -> None:

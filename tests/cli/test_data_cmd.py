@@ -53,7 +53,7 @@ def test_json(
     assert got["held_out"]["bytes_per_token"] == data.held_out_bytes / len(data.held_out)
     assert got["skipped"] == [str(folder / "in" / "[b].png")]
     assert (got["leaked_windows"], got["leaked_documents"]) == (0, 0)
-    assert "skipped 1 files that are no text: [b].png" in printed.err
+    assert "skipped 1 file (no text): [b].png" in printed.err
     assert "warning" not in printed.err
 
 

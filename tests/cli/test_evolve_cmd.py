@@ -85,7 +85,7 @@ def test_a_dry_run_trains_nothing(ask: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--tokens", 100], "a run of 1 steps is too short"),
+        (["--tokens", 100], "a run of 1 step is too short"),
         (["--tokens", 1, "--minutes", 1], "give either --tokens or --minutes"),
         (["--seeds", 0], "--seeds must be at least 1"),
         (["--to", "other-words"], "has a vocabulary of 280 and other-words one of 300"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpt2llama as g
+from gpt2llama.errors import counted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from tiny_run import arguments, config, make_data, metrics
@@ -46,6 +47,14 @@ def test_words(run: Run, data: Path, tmp_path: Path) -> None:
     assert tokenizer is not None
 
 
+def test_one_is_no_plural(run: Run, data: Path, tmp_path: Path) -> None:
+    how = {"steps": 1, "batch_size": 1, "seq_len": 1, "warmup_steps": 0}
+    _, err = run(*arguments(data, tmp_path / "run", **how))
+    assert "\n1 step, 1 token in " in err
+    assert [counted(n, "step") for n in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
+    assert [counted(n, "reply", "replies") for n in (1, 2)] == ["1 reply", "2 replies"]
+
+
 def test_a_config_file_is_a_preset_with_settings(run: Run, data: Path, tmp_path: Path) -> None:
     run(*arguments(data, tmp_path / "a", seed=3))
     (tmp_path / "run.toml").write_text(config(data, lr=1).to_toml(), encoding="utf-8")
@@ -71,6 +80,24 @@ def test_resume_needs_no_more_than_the_folder(
     assert config(data, clip="none", steps=6).to_toml() == (
         tmp_path / "run" / "config.toml"
     ).read_text(encoding="utf-8")
+
+
+def test_a_finished_run_says_so(run: Run, data: Path, tmp_path: Path) -> None:
+    run(*arguments(data, tmp_path / "run"))
+    _, err = run("train", "--out", tmp_path / "run", "--resume")
+    assert err == (
+        "nothing was left to do: step 6 was the last; to go on, resume it with more, such as "
+        "--set steps=12\n"
+    )
+    run(*arguments(data, tmp_path / "bad", lr=3.0, warmup_steps=0, eval_every=1, patience=2,
+                    steps=50))  # fmt: skip
+    last = metrics(tmp_path / "bad")[-1]["step"]
+    _, err = run("train", "--out", tmp_path / "bad", "--resume")
+    assert f"stopped early at step {last}, out of patience" in err
+    assert "--set patience=none" in err
+    _, err = run("train", "--out", tmp_path / "bad", "--resume", "--set", "patience=none",
+                 "--set", f"steps={last + 1}")  # fmt: skip
+    assert f"{last + 1} steps, " in err
 
 
 def test_the_learning_rate_of_a_resumed_run_is_the_same(

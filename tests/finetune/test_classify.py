@@ -300,6 +300,36 @@ def test_what_the_command_refuses(
     assert not (tmp_path / "run").exists()
 
 
+def test_the_folder_is_enough_to_go_on(
+    data: Path, base: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another folder, too, with the adapters that it was begun with."""
+    monkeypatch.chdir(base.parent)
+    adapters = ["--lora", "2", "--lora-alpha", "2", "--class-weights", "none"]
+    how = ["--set=batch_size=8", "--set=dtype=fp32", "--set=device=cpu", "--set=steps=3"]
+    call(command, base.name, "--data", data, "--out", tmp_path / "run", *adapters, *how)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"was begun with alpha=2.*not 3"):
+        call(command, "--out", "run", "--resume", "--lora-alpha", "3")
+    with pytest.raises(ConfigError, match="was begun with begin="):
+        call(command, "--out", "run", "--resume", "--preset", "zh-3m")
+    with pytest.raises(ConfigError, match="--set n_layers: the model's fields come"):
+        call(command, "--out", "run", "--resume", "--set", "n_layers=1")
+    call(command, "--out", "run", "--resume", "--set", "steps=5", "--lora", "2")
+    call(command, base, "--data", data, "--out", "whole", *adapters, *how, "--set=steps=5")
+    assert [line["step"] for line in metrics(Path("run"))] == [1, 2, 3, 4, 5]
+    assert metrics(Path("run"))[0] == metrics(Path("whole"))[0]
+    configs = [(tmp_path / name / "config.toml").read_bytes() for name in ("run", "whole")]
+    assert configs[0] == configs[1]
+
+
+def test_what_is_missing(tmp_path: Path, call: Call) -> None:
+    with pytest.raises(ConfigError, match="name what to tune, MODEL, or what to make"):
+        call(command, "--out", tmp_path, "--resume")
+    with pytest.raises(ConfigError, match="--data is missing"):
+        call(command, "--preset", "zh-3m", "--out", tmp_path)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_ctrl_c(data: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     class Shown(TrainingProgress):
@@ -313,8 +343,19 @@ def test_ctrl_c(data: Path, tmp_path: Path, call: Call, monkeypatch: pytest.Monk
         patch.setattr("gpt2llama.cli._finetune_classify.TrainingProgress", Shown)
         code, printed, err = call(command, "--data", data, "--out", out, *options())
     assert (code, printed) == (130, "")
-    assert "stopped after step 5; the same command with --resume goes on from there" in err
-    assert call(command, "--data", data, "--out", out, *options(), "--resume")[0] == 0
+    line = f"stopped after step 5; go on with: gpt2llama finetune classify --out {out} --resume"
+    assert line in err
+    for wrong, says in (
+        (["--set", "lr=1"], "was begun with lr=0.01, not 1"),
+        (["--set", "n_layers=1"], "was begun with n_layers=2, not 1"),
+        (["--method", "lora"], "was begun with method='full', not 'lora'"),
+        (["--lora", "4"], "--lora is for --method lora, not full"),
+        (["--split-seed", "1"], "was begun with split_seed=0, not 1"),
+        (["--class-weights", "none"], "was begun with class_weights='balanced', not 'none'"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            call(command, "--out", out, "--resume", *wrong)
+    assert call(command, "--out", out, "--resume")[0] == 0
     run(data, tmp_path / "whole")
     name = Path("model") / "model.safetensors"
     assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

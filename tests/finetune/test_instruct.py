@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import gpt2llama as g
+from gpt2llama.cli._progress import TrainingProgress
 from gpt2llama.errors import ConfigError, DataError, InputError
 from gpt2llama.finetune.instruct import SHORT_TUNE, InstructConfig, instruct
 from gpt2llama.finetune.lora import LoraConfig
@@ -153,4 +155,59 @@ def test_ctrl_c_keeps_a_checkpoint(
 
     monkeypatch.setattr(module, "instruct", interrupted)
     what = (base / "model", "--data", base / "pairs.jsonl", "--out", tmp_path / "run")
-    assert "--resume" in run("finetune", "instruct", *what, code=130)[1]
+    said = f"finetune instruct --out {tmp_path / 'run'} --resume"
+    assert said in run("finetune", "instruct", *what, code=130)[1]
+
+
+@pytest.mark.parametrize("lora", [[], ["--lora", "4", "--lora-alpha", "4", "--neftune", "5"]])
+def test_the_folder_is_enough_to_go_on(
+    run: Any, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: list[str]
+) -> None:
+    """From another folder, too; it ends as an undisturbed run."""
+
+    class Shown(TrainingProgress):
+        def update(self, line: dict[str, Any], steps: int) -> None:
+            super().update(line, steps)
+            if line["step"] == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.chdir(base)
+    fields = ("lr=0.005", "batch_size=2", "seq_len=40", "dtype=fp32", "device=cpu", "eval_every=2")
+    what = ["finetune", "instruct", "model", "--data", "pairs.jsonl:0.5", "--epochs", "2", *lora]
+    what += ["--held-out", "pairs.jsonl", *(f"--set={field}" for field in fields)]
+    run(*what, "--out", tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("gpt2llama.cli._finetune_instruct.TrainingProgress", Shown)
+        run(*what, "--out", tmp_path / "run", code=130)
+    monkeypatch.chdir(tmp_path)
+    again = ["finetune", "instruct", "--resume", "--out", "run"]
+    for options, says in (
+        (["--lora", "8"], "was begun with rank=4, not 8" if lora else "was begun without lora"),
+        (["--set", "lr=1"], "was begun with lr=0.005, not 1"),
+        (["--data", base / "pairs.jsonl"], "was begun with data="),
+        ([tmp_path / "whole"], "was begun with begin="),
+    ):
+        assert says in run(*again, *options, code=1)[1]
+    run(*again, *lora[:2])
+    assert figures(tmp_path / "run") == figures(tmp_path / "whole")
+    configs = [(tmp_path / name / "config.toml").read_bytes() for name in ("run", "whole")]
+    assert configs[0] == configs[1]
+    assert "nothing was left to do: " in run(*again)[1]
+    length = len(figures(tmp_path / "run"))
+    run(*again, "--epochs", "3")
+    assert len(figures(tmp_path / "run")) > length
+
+
+def test_another_stages_run(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('stage = "classify"\n', encoding="utf-8")
+    again = ["finetune", "instruct", "--resume", "--out", tmp_path]
+    assert "is not the config of a run of finetune instruct" in run(*again, code=1)[1]
+    for text in ("", "data = 3", 'data = ["a"]', 'data = ["a:b"]'):
+        (tmp_path / "config.toml").write_text(f'stage = "instruct"\n{text}\n', encoding="utf-8")
+        assert "data must be a list of FILE:WEIGHT" in run(*again, code=1)[1]
+    bad = 'stage = "instruct"\ndata = ["a:1"]\n[train]\nlr = "x"\n'
+    (tmp_path / "config.toml").write_text(bad, encoding="utf-8")
+    assert "[train]: lr must be a number" in run(*again, code=1)[1]
+    (tmp_path / "config.toml").unlink()
+    assert "name the model to tune" in run(*again, code=1)[1]
+    assert "--data is missing" in run(*again, "smollm2-135m", code=1)[1]

@@ -73,8 +73,11 @@ WANTED = [("a, b", "x"), ('say "hi"\nto me', "y"), ("中奖", "x")]
         'text,label\n"a, b",x\n"say ""hi""\nto me",y\n中奖,x\n',
         '\ufeffid,Label,TEXT\r\n1,x,"a, b"\r\n2, y ,"say ""hi""\nto me"\r\n\r\n3,x,中奖\r\n',
         '"a, b",x\n"say ""hi""\nto me",y\n中奖,x',
+        'sms,label\n"a, b",x\n"say ""hi""\nto me",y\n中奖,x\n',
+        'Class, Message \nx,"a, b"\ny,"say ""hi""\nto me"\nx,中奖\n',
+        'message,class,text\n1,x,"a, b"\n2,y,"say ""hi""\nto me"\n3,x,中奖\n',
     ],
-    ids=["by name", "by name, other columns too", "two columns"],
+    ids=["by name", "by name, other columns too", "two columns", "sms", "class", "text wins"],
 )
 def test_csv(content: str, tmp_path: Path) -> None:
     assert read_labelled(write(tmp_path / "t.CSV", content)) == WANTED
@@ -89,8 +92,12 @@ def test_jsonl(tmp_path: Path) -> None:
     ("name", "content", "says"),
     [
         ("t.csv", "text,label\nfine,x\na,b,c\n", "t.csv:3 has 3 columns and the first row 2"),
-        ("t.csv", 'text,label\n"1\n2",x\nno\n', "t.csv:4 has 1 columns"),
-        ("t.csv", "a,b,c\n", "t.csv:1 must name the columns text and label"),
+        ("t.csv", 'text,label\n"1\n2",x\nno\n', "t.csv:4 has 1 column and the first row 2"),
+        ("t.csv", "a,b,c\n", "t.csv:1 has the columns 'a', 'b', 'c', and no telling which"),
+        ("t.csv", "Nachricht,Art\na,x\nb,x\n", "t.csv:1 has the columns 'Nachricht', 'Art'.*name"),
+        ("t.csv", "text,kind\na,x\nb,y\n", "t.csv:1 has the columns 'text', 'kind'"),
+        ("t.csv", "review,message,label\na,b,x\n", "t.csv:1 has the columns 'review', 'message'"),
+        ("t.csv", "x,a\ny,b\nx,c\n", "t.csv:1 has the columns 'x', 'a'"),
         ("t.csv", 'text,label\na,x\n"b" c,x\n', "t.csv:3 is not CSV"),
         ("t.csv", 'text,label\na,x\n"open\nto the end', "t.csv:3 is not CSV"),
         ("t.csv", "text,label\na,x\n ,x\n", "t.csv:3 has no text"),

@@ -64,7 +64,7 @@ def test_preference(model: Path, pairs: Path, tmp_path: Path) -> None:
     other = write_lines(tmp_path / "held-out.jsonl", PAIRS[:3])
     done = call("preference", model, "--data", pairs, "--held-out", other, "--out",
                 tmp_path / "other", *SMALL_SETS, "--set", "chat=false")  # fmt: skip
-    assert "6 steps on 12 pairs (3 held out; 1 longer than the context were skipped)" in done.stderr
+    assert "6 steps on 12 pairs (3 held out; 1 longer than the context left out)" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["preference", "reward"])
@@ -88,6 +88,8 @@ def test_ctrl_c(
     line = f"stopped after step 2; go on with: gpt2llama finetune {command} --out {out} --resume\n"
     assert line in done.stderr
     call(command, "--out", out, "--resume")
+    check_same(out, whole)
+    assert "nothing was left to do: step 6 " in call(command, "--out", out, "--resume").stderr
     check_same(out, whole)
 
 

@@ -385,7 +385,7 @@ def test_resumed_with_something_else(model: Path, data: Path, tmp_path: Path) ->
     pairs.write_bytes(data.read_bytes())
     run = preference_run(model, pairs)
     tune_preference(run, tmp_path / "run")
-    with pytest.raises(ConfigError, match="was begun with alpha=None, not 4"):
+    with pytest.raises(ConfigError, match="was begun without lora, not with it"):
         tune_preference(replace(run, lora=LORA), tmp_path / "run", resume=True)
     other = preference_run(model, pairs, PreferenceConfig(beta=0.5, chat=False))
     with pytest.raises(ConfigError, match=r"was begun with beta='none', not 0\.5"):

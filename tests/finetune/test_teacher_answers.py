@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from toy import toy
 from typer.testing import CliRunner
@@ -120,6 +122,22 @@ def test_a_prompt_too_long(teacher: Teacher, tmp_path: Path) -> None:
     long = [{"role": "user", "content": "model " * 80}]
     with pytest.raises(InputError, match=r"prompt 2 has \d+ tokens and the teacher's context 64"):
         write_answers(*teacher, [*prompts(1), long], tmp_path / "a.jsonl")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_no_answer_is_an_error(teacher: Teacher, tmp_path: Path) -> None:
+    """What is wrong with them is said, and nothing is left lying there."""
+    model, tokenizer = teacher
+    cut = r"from: 3 cut off at max_new_tokens=1 or the context; raise max_new_tokens \(-n\)"
+    with pytest.raises(DataError, match=cut):
+        write_answers(*teacher, prompts(3), tmp_path / "a.jsonl", max_new_tokens=1)
+    silent = copy.deepcopy(model)
+    torch.nn.init.zeros_(silent.lm_head.weight)
+    assert tokenizer.eos_id == 0  # the likeliest where all are alike
+    with pytest.raises(DataError, match=r"from: 1 empty; take a teacher that was tuned"):
+        write_answers(silent, tokenizer, prompts(1), tmp_path / "b.jsonl", max_new_tokens=3)
+    with pytest.raises(InputError, match="there is no prompt"):
+        write_answers(*teacher, [], tmp_path / "c.jsonl")
     assert not [*tmp_path.iterdir()]
 
 

@@ -199,6 +199,28 @@ def test_verified_texts_follow_the_model(certain: bool) -> None:
     assert chisquare([found[text] for text in exact], expected).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("drafter", ["lookup", "model"])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_ids_beyond_the_tokenizers(drafter: str, penalty: float) -> None:
+    """A prompt may hold ids of the table's padding: the text is what it is without guesses, none
+    of which is such an id; ids beyond the table are refused."""
+    model = random_model(vocab_size=270, max_seq_len=1024)
+    speculate: Any = random_model(1, 270, max_seq_len=1024) if drafter == "model" else drafter
+
+    def text(prompt: list[int], **how: Any) -> list[int]:
+        row, sampling = Generation(prompt), SamplingConfig(repetition_penalty=penalty)
+        settings: Any = {"max_new_tokens": 12, "stop_ids": (), "sampling": sampling}
+        for _ in decode(model, [row], vocab_size=258, **settings, **how):
+            pass
+        return row.ids
+
+    # Whatever the model says after the 2, what followed both before cannot be said.
+    prompt = [id for said in range(258) for id in (2, said, 265)] + [2]
+    assert text(prompt, speculate=speculate) == text(prompt)
+    with pytest.raises(InputError, match="ids outside the model's vocabulary of 270"):
+        text([1, 270], speculate=speculate)
+
+
 def test_lookup_goes_on_as_the_text_did() -> None:
     lookup = PromptLookup()
     assert lookup.propose([1, 2, 3, 9, 1, 2], 2) == ([3, 9], None)

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import FileError, InputError
-from ._print import model_text, print_json, tell
+from ..errors import FileError, InputError, counted
+from ._print import BadUsage, model_text, print_json, tell
 
 if TYPE_CHECKING:
     from ..evaluate.judge import Judge
@@ -53,14 +53,14 @@ class How:
 
     def check(self, local: bool) -> None:
         if self.write_golden and self.golden is None:
-            raise typer.BadParameter("--write-golden needs --golden FILE")
+            raise BadUsage("--write-golden needs --golden FILE")
         if (self.judge is None) != (self.judge_model is None):
-            raise typer.BadParameter("--judge and --judge-model belong together")
+            raise BadUsage("--judge and --judge-model belong together")
         if self.against is not None and self.judge is None:
-            raise typer.BadParameter("--against needs --judge, who compares the two")
+            raise BadUsage("--against needs --judge, who compares the two")
         given = (self.out, self.golden, self.judge)
         if not local and any(option is not None for option in given):
-            raise typer.BadParameter("--out, --golden and --judge are for --tasks FILE.jsonl")
+            raise BadUsage("--out, --golden and --judge are for --tasks FILE.jsonl")
         if self.out is not None and self.out.exists():
             raise FileError(f"{self.out} exists already; name another --out or delete it")
         if self.golden is not None and not self.write_golden and not self.golden.is_file():
@@ -158,7 +158,9 @@ def run_local(load: Loader, path: str, tasks: str, how: How, watch: Watch) -> No
         before = "not stored" if d.before is None else repr(d.before)
         tell(f"line {d.question.line}: {d.question.text!r}: {before} is now {d.after!r}")
     if differences:
-        tell(f"{len(differences)} of {len(answers)} answers differ from {how.golden}")
+        differ = "differs" if len(differences) == 1 else "differ"
+        count = counted(len(answers), "answer")
+        tell(f"{len(differences)} of {count} {differ} from {how.golden}")
         raise typer.Exit(1)
 
 
@@ -192,7 +194,7 @@ def _show(summary: Summary, count: int, seconds: float) -> None:
     Console().print(table)
     if summary.commonest:
         print(f"the commonest answer: {model_text(summary.commonest)}")
-    tell(f"{count:,} questions in {seconds:.1f} s")
+    tell(f"{counted(count, 'question')} in {seconds:.1f} s")
 
 
 def _show_opinion(opinion: dict[str, Any]) -> None:
@@ -210,6 +212,6 @@ def _show_opinion(opinion: dict[str, Any]) -> None:
         mean = f"{opinion['mean']:.2f} of 10" if "mean" in opinion else "no grade"
         if "low" in opinion:
             mean += f" ({opinion['low']:.2f} to {opinion['high']:.2f})"
-        print(f"judged by {opinion['model']}: {mean} over {opinion['graded']} answers")
+        print(f"judged by {opinion['model']}: {mean} over {counted(opinion['graded'], 'answer')}")
     if opinion["unread"]:
-        print(f"{opinion['unread']} replies could not be read")
+        print(f"{counted(opinion['unread'], 'reply', 'replies')} could not be read")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
@@ -22,13 +23,15 @@ from ._tuning import (
     Out,
     Resume,
     Settings,
+    given,
     lasting,
     lora_of,
 )
 
 if TYPE_CHECKING:
-    from ..finetune.classify import Result
+    from ..finetune.classify import ClassifyRun, Result
 
+Method = Literal["last-layer", "lora", "full"]
 MOST_SHOWN = 12  # classes: a wider matrix fits no terminal
 
 
@@ -36,14 +39,14 @@ def classify(
     model: Begin = None,
     *,
     data: Annotated[
-        str, typer.Option(help="Texts and labels: a .csv or .jsonl file, or sms-spam.")
-    ],
+        str | None, typer.Option(help="Texts and labels: a .csv or .jsonl file, or sms-spam.")
+    ] = None,
     out: Out,
     preset: Annotated[
         str | None, typer.Option(help="A new model by its name, such as zh-3m, instead of MODEL.")
     ] = None,
     method: Annotated[
-        Literal["last-layer", "lora", "full"] | None,
+        Method | None,
         typer.Option(help="What learns beside the head.", show_default="lora; full of --preset"),
     ] = None,
     lora: Lora = None,
@@ -51,15 +54,18 @@ def classify(
     lora_dropout: LoraDropout = None,
     lora_modules: LoraModules = None,
     class_weights: Annotated[
-        Literal["none", "balanced"], typer.Option(help="balanced: each class counts alike.")
-    ] = "balanced",
+        Literal["none", "balanced"] | None,
+        typer.Option(help="balanced: each class counts alike.", show_default="balanced"),
+    ] = None,
     epochs: Annotated[
         float | None,
         typer.Option(
             help="Passes over the texts.", show_default="1; 3 of last-layer, 5 of --preset"
         ),
     ] = None,
-    split_seed: Annotated[int, typer.Option(min=0, help="Draws what is held out.")] = 0,
+    split_seed: Annotated[
+        int | None, typer.Option(min=0, help="Draws what is held out.", show_default="0")
+    ] = None,
     settings: Settings = None,
     resume: Resume = False,
     track: Track = None,
@@ -70,8 +76,10 @@ def classify(
     Fields for --set: steps (instead of --epochs), batch_size, seq_len, accumulate, lr, optimizer,
     schedule, warmup_steps, weight_decay, clip, eval_every, checkpoint_every, patience, seed,
     dtype, device; with --preset also those of the model.
+
+    To go on, --out RUN --resume is enough.
     """
-    from ..finetune.classify import USUAL, ClassifyConfig
+    from ..finetune.classify import ClassifyRun
     from ..finetune.classify import classify as run_classify
     from ..model.config import ModelConfig
     from ..model.presets import preset as named
@@ -79,28 +87,27 @@ def classify(
     from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
 
-    if (model is None) == (preset is None):
-        raise ConfigError("name what to tune, MODEL, or what to make, --preset zh-3m")
-    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
-    method = method or ("lora" if model or adapters else "full")
-    if preset and method != "full":
-        raise ConfigError(
-            f"--method {method} leaves the weights of a new model as they are drawn; leave it out "
-            "or name a MODEL"
-        )
-    if adapters and method != "lora":
-        raise ConfigError(f"--lora is for --method lora, not {method}; leave one out")
-    usual_epochs, train = USUAL["new" if preset else method]
+    if model and preset:
+        raise ConfigError("name what to tune, MODEL, or what to make, --preset, not both")
+    written = out / "config.toml"
+    if resume and written.exists():
+        run = ClassifyRun.read(written)
+        steps = run.train.steps if epochs is None else None
+    else:
+        run, steps = _new(model, preset, data, method or ("lora" if lora else None)), None
+    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules, run.lora)
+    how = run.how.replace(
+        **given(method=method, class_weights=class_weights, epochs=epochs, split_seed=split_seed)
+    )
+    if lora and how.method != "lora":
+        raise ConfigError(f"--lora is for --method lora, not {how.method}; leave one out")
     changes, fields = parse_settings(settings or [], TrainConfig, ModelConfig)
-    if model and fields:
+    begin = lasting(model) if model else named(preset) if preset else run.begin
+    if not isinstance(begin, str):
+        begin = begin.replace(**fields)
+    elif fields:
         name = next(iter(fields))
         raise ConfigError(f"--set {name}: the model's fields come with its weights; leave it out")
-    how = ClassifyConfig(
-        method=method,
-        class_weights=class_weights,
-        epochs=usual_epochs if epochs is None else epochs,
-        split_seed=split_seed,
-    )
 
     def report(line: dict[str, Any], steps: int) -> None:
         # Else it would call the validation texts' loss held-out, as it is elsewhere.
@@ -114,19 +121,20 @@ def classify(
     try:
         with TrainingProgress() as shown, Tracking(out, track or []) as tracked:
             result = run_classify(
-                lasting(data),
+                lasting(data) if data else run.data,
                 out,
-                lasting(model) if model else named(str(preset)).replace(**fields),
+                begin,
                 how,
-                train.replace(**changes),
+                run.train.replace(**changes),
                 adapters,
-                steps=changes.get("steps"),
+                steps=changes.get("steps", steps),
                 resume=resume,
                 say=tell,
                 report=tracked(report),
             )
     except Interrupted as error:
-        tell(f"{error}; the same command with --resume goes on from there")
+        place = shlex.quote(str(out))
+        tell(f"{error}; go on with: gpt2llama finetune classify --out {place} --resume")
         raise typer.Exit(130) from None
     if json:
         print_json(result.to_dict())
@@ -135,11 +143,34 @@ def classify(
     tell(f'\nnext:\n  gpt2llama classify {out} "a text"')
 
 
+def _new(
+    model: str | None, preset: str | None, data: str | None, method: Method | None
+) -> ClassifyRun:
+    """As its method, lora or full of a new model unless given, usually wants it."""
+    from ..finetune.classify import USUAL, ClassifyConfig, ClassifyRun
+
+    if model is None and preset is None:
+        raise ConfigError("name what to tune, MODEL, or what to make, --preset zh-3m")
+    if data is None:
+        raise ConfigError("--data is missing: give texts and labels, .csv, .jsonl or sms-spam")
+    method = method or ("lora" if model else "full")
+    if preset and method != "full":
+        raise ConfigError(
+            f"--method {method} leaves the weights of a new model as they are drawn; leave it out "
+            "or name a MODEL"
+        )
+    epochs, train = USUAL["new" if preset else method]
+    return ClassifyRun(
+        data=data, begin="", how=ClassifyConfig(method=method, epochs=epochs), train=train
+    )
+
+
 def _show(result: Result) -> None:
     console, scores = Console(highlight=False), result.scores
     console.print(
-        f"accuracy {scores.accuracy:.2%} on {_held_out(result):,} held-out texts, equally many of "
-        f"each label\n(always saying {escape(result.majority_label)}: {result.majority:.2%})",
+        f"accuracy {scores.accuracy:.2%} on {counted(_held_out(result), 'held-out text')}, equally "
+        "many of each label\n"
+        f"(always saying {escape(result.majority_label)}: {result.majority:.2%})",
         soft_wrap=True,
     )
     table = Table("", "precision", "recall", "F1", "texts", title_justify="left")
@@ -160,7 +191,8 @@ def _show(result: Result) -> None:
     console.print(
         f"calibration error {scores.ece:.2%} with temperature {result.temperature:.3f}, "
         f"{result.ece_before:.2%} without\n"
-        f"{result.step:,} steps in {result.seconds:,.0f} s; step {result.best_step:,} is kept",
+        f"{counted(result.step, 'step')} in {result.seconds:,.0f} s; "
+        f"step {result.best_step:,} is kept",
         soft_wrap=True,
     )
 

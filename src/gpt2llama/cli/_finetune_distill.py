@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ._options import Track
 from ._print import Json, log, print_json, tell
 from ._tuning import lasting
@@ -100,7 +100,7 @@ def distill(
     from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
     from ._config import config_of
-    from ._progress import TrainingProgress
+    from ._progress import TrainingProgress, nothing_left
 
     if resume and student is None and (out / "config.toml").exists():
         run = DistillRun.read(out / "config.toml")
@@ -135,8 +135,11 @@ def distill(
         raise typer.Exit(130) from None
     if json:
         print_json({"run": str(out), "step": done.step, "tokens": done.tokens, **shown.last})
+    elif not shown.last:
+        tell(nothing_left(done, run.train.patience))
     else:
-        tell(f"{done.step} steps, {done.tokens:,} tokens in {done.seconds:.0f} s: {out}")
+        tokens = counted(done.tokens, "token")
+        tell(f"{counted(done.step, 'step')}, {tokens} in {done.seconds:.0f} s: {out}")
 
 
 def _answers(
@@ -167,7 +170,7 @@ def _answers(
         print_json({"path": str(out), **vars(done)})
         return
     left = f", {done.empty} empty and {done.cut_off} cut off left out (-n sets how long)"
-    tell(f"{done.written:,} answers{left if done.empty or done.cut_off else ''}: {out}")
+    tell(f"{counted(done.written, 'answer')}{left if done.empty or done.cut_off else ''}: {out}")
 
 
 def _checkpoint(name: str) -> str:

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ._options import Track
 from ._print import Json, print_json, tell
-from ._progress import TrainingProgress
+from ._progress import TrainingProgress, nothing_left
 from ._tuning import (
+    Begin,
     Lora,
     LoraAlpha,
     LoraDropout,
@@ -20,29 +21,31 @@ from ._tuning import (
     Out,
     Resume,
     Settings,
+    given,
     lasting,
     lora_of,
 )
 
 
 def instruct(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="What to tune: a folder, run, asset or hub id.")
-    ],
+    model: Begin = None,
+    *,
     data: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--data",
             metavar="FILE[:WEIGHT]",
             help="Conversations as JSONL; several, each as often an epoch as its weight says.",
         ),
-    ],
+    ] = None,
     out: Out,
     held_out: Annotated[
         Path | None,
         typer.Option(help="Conversations that are only scored.", show_default="5% of the data"),
     ] = None,
-    epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 3.0,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data.", show_default="3.0")
+    ] = None,
     lora: Lora = None,
     lora_alpha: LoraAlpha = None,
     lora_dropout: LoraDropout = None,
@@ -63,34 +66,50 @@ def instruct(
     Fields for --set: steps (instead of --epochs), batch_size, seq_len, accumulate, lr, optimizer,
     schedule, warmup_steps, weight_decay, clip, eval_every, checkpoint_every, patience, seed,
     dtype, device.
+
+    To go on, --out RUN --resume is enough.
     """
-    from ..finetune.instruct import SHORT_TUNE, InstructConfig
+    from ..finetune.instruct import InstructRun
     from ..finetune.instruct import instruct as tune
     from ..train.config import TrainConfig, parse_settings
     from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
 
     (changes,) = parse_settings(settings or [], TrainConfig)
-    train, steps = SHORT_TUNE.replace(**changes), changes.get("steps")
-    how = InstructConfig(epochs=epochs, neftune=neftune)
-    files = [_weighted(text) for text in data]
-    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
+    written = out / "config.toml"
+    if resume and written.exists():
+        run = InstructRun.read(written)
+        steps = run.train.steps if epochs is None else None
+    elif model is None:
+        raise ConfigError("name the model to tune: gpt2llama finetune instruct MODEL …")
+    elif not data:
+        raise ConfigError("--data is missing: give a JSONL file of conversations")
+    else:
+        run, steps = InstructRun(begin="", data=[]), None
+    files = [_weighted(text) for text in data or []] or run.data
+    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules, run.lora)
+    how = run.how.replace(**given(epochs=epochs, neftune=neftune))
+    train = run.train.replace(**changes)
     try:
         with TrainingProgress() as shown, Tracking(out, track or []) as tracked:
             done = tune(
-                lasting(model), files, out, train, how,
-                held_out=held_out, lora=adapters, steps=steps, resume=resume, say=tell,
+                lasting(model) if model else run.begin, files, out, train, how,
+                held_out=held_out.resolve() if held_out else run.held_out or None, lora=adapters,
+                steps=changes.get("steps", steps), resume=resume, say=tell,
                 report=tracked(shown.update),
             )  # fmt: skip
     except Interrupted as error:
-        tell(f"{error}; go on with the same command and --resume: {shlex.quote(str(out))}")
+        place = shlex.quote(str(out))
+        tell(f"{error}; go on with: gpt2llama finetune instruct --out {place} --resume")
         raise typer.Exit(130) from None
     result = {"run": str(out), "step": done.step, "tokens": done.tokens, **shown.last}
     if json:
         print_json(result)
+    elif not shown.last:
+        tell(nothing_left(done, train.patience))
     else:
         best = f"; the best by held-out loss is step {done.best_step}" * (done.best_step > 0)
-        tell(f"{done.step} steps in {done.seconds:.0f} s{best}: talk to it with")
+        tell(f"{counted(done.step, 'step')} in {done.seconds:.0f} s{best}: talk to it with")
         tell(f"  gpt2llama chat {shlex.quote(str(out))}")
 
 

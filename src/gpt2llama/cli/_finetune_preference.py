@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..errors import counted
 from ._options import Track
 from ._print import Json, print_json, tell
+from ._progress import nothing_left
 from ._tuning import (
     Begin,
     HeldOut,
@@ -78,10 +80,13 @@ def preference(
         result |= {"pairs": len(done.pairs.train), "held_out_pairs": len(done.pairs.held_out)}
         print_json(result | shown.last)
         return
-    long = f"; {skipped} longer than the context were skipped" if skipped else ""
+    if not shown.last:
+        tell(nothing_left(now, run.train.patience))
+        return
+    long = f"; {skipped:,} longer than the context left out" if skipped else ""
     tell(
-        f"{now.step} steps on {len(done.pairs.train)} pairs ({len(done.pairs.held_out)} held out"
-        f"{long}) in {now.seconds:.0f} s: {out}"
+        f"{counted(now.step, 'step')} on {counted(len(done.pairs.train), 'pair')} "
+        f"({len(done.pairs.held_out)} held out{long}) in {now.seconds:.0f} s: {out}"
     )
 
 

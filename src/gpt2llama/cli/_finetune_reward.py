@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ._options import Track
 from ._print import Json, print_json, tell
+from ._progress import nothing_left
 from ._tuning import (
     Begin,
     HeldOut,
@@ -102,10 +103,13 @@ def reward(
     if json:
         print_json(result | shown.last)
         return
-    long = f"; {skipped} prompts longer than the context were skipped" if skipped else ""
+    if not shown.last:
+        tell(nothing_left(now, run.train.patience))
+        return
+    long = f"; {counted(skipped, 'prompt')} longer than the context left out" if skipped else ""
     tell(
-        f"{now.step} steps in {now.seconds:.0f} s, {equal} of {groups} groups with equal rewards"
-        f"{long}: {out}"
+        f"{counted(now.step, 'step')} in {now.seconds:.0f} s, {equal} of "
+        f"{counted(groups, 'group')} with equal rewards{long}: {out}"
     )
 
 

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..errors import counted
+
 Found = dict[str, Any]  # what `plan --json` prints
 
 
@@ -24,7 +26,7 @@ def one(found: Found) -> None:
         console.print("Weights alone: bandwidth over all weights, the rule of thumb for one text.")
     if "training" in found:
         training = found["training"]
-        tokens, flops = f"{training['tokens']:,} tokens", f"{training['flops']:.4g} FLOPs"
+        tokens, flops = counted(training["tokens"], "token"), f"{training['flops']:.4g} FLOPs"
         console.print(f"to train on {tokens}: {flops}")
         if training["on"]:
             console.print(_training(training))
@@ -77,7 +79,7 @@ def _parts(found: Found) -> Table:
     for part, count in found["parts"].items():
         table.add_row(part, f"{count:,}", f"{count / total:.1%}", end_section=part == "head")
     table.add_row("total", f"{total:,}", "100.0%", end_section=True)
-    tokens = f"{found['context']:,} tokens"
+    tokens = counted(found["context"], "token")
     table.add_row(f"training FLOPs per token, {tokens}", f"{found['flops_per_token']:,}", "")
     for label, count in {
         f"weight bytes, {found['dtype']}": found["weight_bytes"],
@@ -89,7 +91,7 @@ def _parts(found: Found) -> Table:
 
 def _bytes(found: Found) -> Table:
     table = _table(
-        f"in memory, {found['batch']:,} × {found['context']:,} tokens",
+        f"in memory, {found['batch']:,} × {counted(found['context'], 'token')}",
         *("", "weights", "KV cache", "together"),
     )
     for dtype, held in found["bytes"].items():
@@ -102,7 +104,7 @@ def _training_memory(found: Found) -> Table:
     memory = found["training_memory"]
     batches = f"{memory['accumulate']:,} × " if memory["accumulate"] > 1 else ""
     table = _table(
-        f"to train, {batches}{found['batch']:,} × {found['context']:,} tokens, "
+        f"to train, {batches}{found['batch']:,} × {counted(found['context'], 'token')}, "
         f"{memory['optimizer_name']}, fp32, on a CPU",
         *("", "bytes", ""),
     )
@@ -125,11 +127,11 @@ def _fits(found: Found) -> list[str]:
             held = f"{found['weight_bytes'] / 1e9:,.4g} GB"
             lines.append(f"{start}: even the {found['dtype']} weights do not fit, {held}.")
             continue
-        longest = f"{fit['largest_context']:,} tokens"
+        longest = counted(fit["largest_context"], "token")
         if fit["largest_context"] > found["max_seq_len"]:
             longest += f" (max_seq_len is {found['max_seq_len']:,})"
         lines.append(
-            f"{start}: at {found['context']:,} tokens a batch of at most "
+            f"{start}: at {counted(found['context'], 'token')} a batch of at most "
             f"{fit['largest_batch']:,}; at batch {found['batch']:,} at most {longest}."
         )
     return [*lines, "Activations and the framework's own memory come on top."] if lines else []
@@ -138,7 +140,7 @@ def _fits(found: Found) -> list[str]:
 def _speeds(found: Found) -> Table:
     table = _table(
         f"tokens a second at most: {found['dtype']}, KV {found['kv_dtype']}, "
-        f"{found['batch']:,} × {found['context']:,} tokens",
+        f"{found['batch']:,} × {counted(found['context'], 'token')}",
         *("", "prefill", "limit", "decode", "limit", "weights alone"),
     )
     for speed in found["roofline"]:

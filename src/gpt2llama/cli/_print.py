@@ -12,6 +12,14 @@ from rich.console import Console
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
+
+class BadUsage(typer.BadParameter):
+    """Options that do not go together: exit 2, with the sentence as it is."""
+
+    def format_message(self) -> str:
+        return self.message
+
+
 log = Console(stderr=True, highlight=False)
 
 

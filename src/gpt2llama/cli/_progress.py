@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import (
     BarColumn,
-    Progress,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Bar
 
 from ._print import log
+
+if TYPE_CHECKING:
+    from ..train.trainer import Progress
+
+
+def nothing_left(done: Progress, patience: int | None) -> str:
+    """What there is to say of a run that was at its end when it was resumed."""
+    if patience is not None and done.worse >= patience:
+        return (
+            f"nothing was left to do: the run stopped early at step {done.step:,}, out of "
+            "patience; to go on, resume it with --set patience=none"
+        )
+    return (
+        f"nothing was left to do: step {done.step:,} was the last; to go on, resume it with more, "
+        f"such as --set steps={2 * done.step}"
+    )
 
 
 class TrainingProgress:
@@ -23,10 +39,10 @@ class TrainingProgress:
 
     def __init__(self) -> None:
         self.last: dict[str, Any] = {}
-        self.bar = Progress(
+        self.bar = Bar(
             TextColumn("training"),
             BarColumn(),
-            TextColumn("{task.completed:,}/{task.total:,} steps"),
+            TextColumn("step {task.completed:,}/{task.total:,}"),
             TimeElapsedColumn(),
             TextColumn("ETA"),
             TimeRemainingColumn(),

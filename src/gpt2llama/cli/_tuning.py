@@ -57,18 +57,28 @@ LORA_RATE = 10  # times full tuning's learning rate (Schulman et al. 2025, "LoRA
 
 
 def lora_of(
-    rank: int | None, alpha: float | None, dropout: float | None, modules: str | None
+    rank: int | None,
+    alpha: float | None,
+    dropout: float | None,
+    modules: str | None,
+    begun: LoraConfig | None = None,
 ) -> LoraConfig | None:
-    """By the options above; none without a rank."""
+    """By the options above; what they leave open is as the run was `begun` with, if it was."""
     from ..finetune.lora import LoraConfig
 
-    options = {"alpha": alpha, "dropout": dropout, "modules": modules}
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    changes = given(alpha=alpha, dropout=dropout, modules=modules)
+    if begun is not None:
+        return begun.replace(**changes, **given(rank=rank))
     if rank is not None:
-        return LoraConfig(**{"rank": rank, "alpha": 2 * rank} | given)
-    if given:
-        raise ConfigError(f"--lora-{next(iter(given))} is of adapters; add --lora RANK")
+        return LoraConfig(**{"rank": rank, "alpha": 2 * rank} | changes)
+    if changes:
+        raise ConfigError(f"--lora-{next(iter(changes))} is of adapters; add --lora RANK")
     return None
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def lasting(name: str | Path) -> str:

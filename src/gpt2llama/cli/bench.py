@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ._print import Json, log, print_json
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _loaded(path: str, dtype: torch.dtype | None, quant: str | None) -> Any:
 def _facts(result: dict[str, Any]) -> str:
     return (
         f"{result['quant'] or result['dtype']} at {result['bits_per_weight']:.2f} bits a weight, "
-        f"{result['path']}, {result['threads']} threads, peak memory "
+        f"{result['path']}, {counted(result['threads'], 'thread')}, peak memory "
         f"{(result['peak_rss_bytes'] or 0) / 2**20:,.0f} MiB"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as jsonlib
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..atomic import write_text
-from ..errors import DataError, FileError, Gpt2LlamaError
+from ..errors import DataError, FileError, Gpt2LlamaError, counted
 from ._options import (
     IgnoreKey,
     KVDtype,
@@ -28,11 +29,12 @@ from ._options import (
     TopK,
     TopP,
 )
-from ._print import Json, model_text, print_json, tell
+from ._print import BadUsage, Json, model_text, print_json, tell
 from ._text import read_text
 
 if TYPE_CHECKING:
     from ..generate.chat import Chat
+    from ..tokenizer import Tokenizer
 
 app = typer.Typer(add_completion=False)
 
@@ -68,7 +70,7 @@ def chat(
 ) -> None:
     """Talk with a model. Each line of stdin is a message; /help lists the commands."""
     if json and prompt is None:
-        raise typer.BadParameter("--json prints one answer: it needs --prompt")
+        raise BadUsage("--json prints one answer: it needs --prompt")
     text = read_text(prompt) if prompt == "-" else prompt
     from ..generate.chat import Chat
     from ..tokenizer import BPETokenizer
@@ -76,7 +78,11 @@ def chat(
     from ._model import load_with_tokenizer
 
     model, tokenizer = load_with_tokenizer(path, ignore_key, rope_factor, quant)
-    if template is not None and isinstance(tokenizer, BPETokenizer):
+    if template is None:
+        if why := untaught(path, tokenizer):
+            name = shlex.quote(path)
+            tell(f"{why}; teach it: gpt2llama finetune instruct {name} --data FILE --out DIR")
+    elif isinstance(tokenizer, BPETokenizer):
         tokenizer.config["chat_template"] = BUILT_IN.get(template) or read_text(template)
     talk = Chat(
         model,
@@ -109,6 +115,28 @@ def chat(
         )
     else:
         answer_aloud(talk, text)
+
+
+def untaught(path: str, tokenizer: Tokenizer) -> str:
+    """What shows that a model was never taught to answer, if anything does.
+
+    The tokenizers that we train all have a template: of these models a run's folder tells it.
+    """
+    from ..tokenizer import BPETokenizer
+    from ..train.config import read_toml
+
+    if isinstance(tokenizer, BPETokenizer) and tokenizer.config.get("chat_template") is None:
+        return f"{path} has no chat template of its own and may only continue text"
+    run, name = Path(path), Path(path).name
+    if run.parent.name == "checkpoints":
+        run = run.parent.parent
+    elif (run / "latest").is_file():
+        name = (run / "latest").read_text(encoding="utf-8").strip()
+    with contextlib.suppress(Gpt2LlamaError):  # no run's
+        settings = read_toml(run / "config.toml")
+        if name != "tuned" and settings.keys() <= {"data", "model", "train", "distill"}:
+            return f"{path} was trained on text alone, which it continues: it answers nothing"
+    return ""
 
 
 def converse(talk: Chat) -> None:
@@ -172,7 +200,7 @@ def obey(talk: Chat, line: str) -> None:
         tell("The system message is set." if talk.system else "There is no system message.")
     elif command == "/save":
         save(talk.messages, rest.strip())
-        tell(f"Saved {len(talk.messages)} messages to {rest.strip()}")
+        tell(f"Saved {counted(len(talk.messages), 'message')} to {rest.strip()}")
     elif command == "/help":
         tell(HELP)
     else:
@@ -187,11 +215,11 @@ def answer_aloud(talk: Chat, text: str) -> None:
     seconds = time.perf_counter() - start
     assert talk.answer is not None
     count = len(talk.answer.ids)
-    tell(f"{count} tokens, {count / seconds:.1f} tokens/s")
+    tell(f"{counted(count, 'token')}, {count / seconds:.1f} tokens/s")
     if talk.dropped > dropped:
-        tell(f"The context is full: the oldest {talk.dropped} messages are left out.")
+        tell(f"The context is full: the oldest {counted(talk.dropped, 'message')} left out.")
     if talk.answer.finish_reason == "length":
-        tell(f"Cut off at {count} tokens; -n sets how many.")
+        tell(f"Cut off at {counted(count, 'token')}; -n sets how many.")
     elif talk.answer.finish_reason == "context":
         tell(f"Cut off at the model's context of {talk.model.config.max_seq_len} tokens.")
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from ..atomic import write_text
-from ..errors import InputError
+from ..errors import InputError, counted
 from ..evolve.claims import CLAIMS, Claim, Finding
 from ._claims_page import Language, Row, Training, as_dict, page, table
 from ._print import Json, print_json, tell
@@ -121,10 +121,12 @@ def _planned(
     left = study.left(jobs)
     for comparison in wanted:
         names, ours = ", ".join(comparison.variants), study.planned([comparison])
-        tell(f"claim {comparison.number}: {comparison.baseline} against {names}: {len(ours)} runs")
+        count = counted(len(ours), "run")
+        tell(f"claim {comparison.number}: {comparison.baseline} against {names}: {count}")
     seconds = round(study.seconds(left)) if left else 0
     about = f", about {time_of(seconds)} here" if left else ""
-    tell(f"{len(jobs)} different runs of {study.tokens:,} tokens, {len(left)} of them left{about}")
+    count = counted(len(jobs), "different run")
+    tell(f"{count} of {study.tokens:,} tokens, {len(left)} of them left{about}")
     budget = {"runs": len(jobs), "left": len(left), "tokens": study.tokens, "seconds": seconds}
     return study, wanted, budget
 

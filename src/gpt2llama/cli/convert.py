@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import InputError
+from ..errors import InputError, counted
 from ._options import IgnoreKey, Model, RopeFactor
 from ._print import Json, print_json, tell
 from ._report import as_lines, as_rows
@@ -57,7 +57,7 @@ def convert(
         print_json({"path": target, "format": to, "notes": notes, **read})
         return
     for verb, what in (("read", opened), ("written", written)):
-        tell(f"{verb}: {what.format}, {len(what.headers)} tensors, {what.where}")
+        tell(f"{verb}: {what.format}, {counted(len(what.headers), 'tensor')}, {what.where}")
         for line in as_lines(what):
             tell(line)
     files = [path for path in Path(target).rglob("*") if path.is_file()] or [Path(target)]

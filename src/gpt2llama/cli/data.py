@@ -9,6 +9,7 @@ import typer
 from rich.progress import Progress
 
 from ..data.prepare import LEAK_WINDOW, Split, prepare
+from ..errors import counted
 from ._print import Json, log, print_json
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -47,18 +48,20 @@ def prepare_command(
         )
     if report.skipped:
         names = " ".join(path.name for path in report.skipped[:3])
-        log.print(f"skipped {len(report.skipped)} files that are no text: {names}", markup=False)
+        count = counted(len(report.skipped), "file")
+        log.print(f"skipped {count} (no text): {names}", markup=False)
     if report.leaked_windows or report.leaked_documents:
         log.print(
             f"warning: of the held-out text, {report.leaked_windows} of "
-            f"{report.held_out.tokens // LEAK_WINDOW} windows of {LEAK_WINDOW} tokens and "
-            f"{report.leaked_documents} of {report.held_out.documents} whole documents are also "
-            "in the training text"
+            f"{counted(report.held_out.tokens // LEAK_WINDOW, 'window')} of {LEAK_WINDOW} tokens "
+            f"and {report.leaked_documents} of "
+            f"{counted(report.held_out.documents, 'whole document')} are also in the training text"
         )
 
 
 def _line(name: str, split: Split) -> str:
     return (
-        f"{name:<9}{split.documents:>9,} documents {split.tokens:>13,} tokens "
-        f"{split.bytes:>14,} bytes {split.bytes_per_token:6.2f} bytes/token"
+        f"{name:<9}{counted(split.documents, 'document'):>19} "
+        f"{counted(split.tokens, 'token'):>20} {counted(split.bytes, 'byte'):>20} "
+        f"{split.bytes_per_token:6.2f} bytes/token"
     )

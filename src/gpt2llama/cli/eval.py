@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import DataError
+from ..errors import DataError, counted
 from ._options import IgnoreKey, Model, Quant, RopeFactor
-from ._print import Json, log, print_json
+from ._print import BadUsage, Json, log, print_json
 from ._text import read_text
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def evaluate(
     with "label", "unknown": true.
     """
     if (text is None) == (tasks is None):
-        raise typer.BadParameter("give a text to score, --text, or --tasks to answer")
+        raise BadUsage("give a text to score, --text, or --tasks to answer")
     _check_panel(context, TASKS if tasks is None else TEXT)
 
     def load(name: str) -> tuple[Transformer, Tokenizer]:
@@ -146,7 +146,7 @@ def evaluate(
             run_lm_eval(load, path, tasks, how, _shown)
         return
     if (rope_scaling is None) != (factor is None):
-        raise typer.BadParameter("--rope-scaling and --factor belong together")
+        raise BadUsage("--rope-scaling and --factor belong together")
     assert text is not None
     content = read_text(text)
     if not content:
@@ -166,7 +166,7 @@ def evaluate(
         return
     print(
         f"{score.bits_per_byte:.4f} bits per byte, perplexity {score.perplexity:.2f}; "
-        f"{score.tokens:,} tokens, {score.bytes:,} bytes"
+        f"{counted(score.tokens, 'token')}, {counted(score.bytes, 'byte')}"
     )
     width = length or model.config.max_seq_len
     for i, nats in enumerate(parts):
@@ -181,7 +181,7 @@ def _check_panel(context: typer.Context, panel: str) -> None:
             continue
         source = context.get_parameter_source(option.name or "")
         if source is not None and source.name != "DEFAULT":
-            raise typer.BadParameter(f"{option.opts[0]} goes {panel.lower()}")
+            raise BadUsage(f"{option.opts[0]} goes {panel.lower()}")
 
 
 def _shown(items: Iterable[Any], count: int) -> Iterable[Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ..errors import FileError
+from ..errors import FileError, counted
 from ._print import Json, log, print_json, tell
 from ._runs import RunLog, time_of
 
@@ -103,7 +103,8 @@ def show(plan: Plan) -> None:
     tokens = plan.train.steps * plan.train.batch_size * (plan.train.seq_len or 0)
     runs = len(plan.rungs) * (plan.question.seeds + 3 * plan.question.tune_lr)
     expected = f", about {time_of(plan.seconds)}" if plan.seconds else ""
-    tell(f"{runs} runs of {plan.train.steps:,} steps, {tokens:,} tokens each{expected}")
+    steps = counted(plan.train.steps, "step")
+    tell(f"{counted(runs, 'run')} of {steps}, {tokens:,} tokens each{expected}")
 
 
 def table(results: dict[str, Any]) -> Table:

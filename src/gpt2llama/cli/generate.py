@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError
+from ..errors import InputError, counted
 from ._options import (
     IgnoreKey,
     KVDtype,
@@ -106,8 +106,8 @@ def generate(
     if speculate is not None:
         share = guessed(samples[0])
         log.print(
-            f"{share['acceptance_rate']:.0%} of {samples[0].proposed} guesses accepted, "
-            f"{share['tokens_per_step']:.2f} tokens a step"
+            f"{share['acceptance_rate']:.0%} of {counted(samples[0].proposed, 'guess', 'guesses')} "
+            f"accepted, {share['tokens_per_step']:.2f} tokens a step"
         )
     if any(sample.finish_reason == "context" for sample in samples):
         log.print(f"stopped at the model's context of {model.config.max_seq_len} tokens")

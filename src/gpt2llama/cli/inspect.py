@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..assets import ASSETS
-from ..errors import InputError
+from ..errors import InputError, counted
 from ..model.config import ModelConfig
 from ..model.presets import preset, presets
 from ..plan import kv_bytes_per_token, parameters
@@ -95,7 +95,8 @@ def inspect(
         if opened.schemes:
             console.print(f"quantised  {_quantisation(opened)}", highlight=False)
         for change, times in opened.changes().items():
-            console.print(f"loading    {times} tensors: {change}", highlight=False, markup=False)
+            line = f"loading    {counted(times, 'tensor')}: {change}"
+            console.print(line, highlight=False, markup=False)
         for note in [*opened.notes, *_doubts(opened)]:
             console.print(f"note       {note}", highlight=False, markup=False)
         for line in as_lines(opened) if tensors else ():

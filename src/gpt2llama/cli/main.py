@@ -8,7 +8,9 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import inspect
 import os
+import re
 import sys
 from typing import Any
 
@@ -44,6 +46,14 @@ COMMANDS = {
 }
 
 
+def _unwrap(command: Any) -> None:
+    """Typer would keep a docstring's line ends, whatever the terminal's width."""
+    if command.help:
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.help))
+    for each in getattr(command, "commands", {}).values():
+        _unwrap(each)
+
+
 class LazyGroup(typer.core.TyperGroup):
     """Lists every command without importing any; imports the one that is called."""
 
@@ -60,7 +70,15 @@ class LazyGroup(typer.core.TyperGroup):
             module = importlib.import_module(f".{name}", __package__)
             command = typer.main.get_command(module.app)
             command.name = name
+            _unwrap(command)
         return name, command, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:  # its newer versions show what pydantic calls them
+            error.message = re.sub("^(Value error|Assertion failed), ", "", error.message)
+            raise
 
 
 app = typer.Typer(

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ._config import config_of
 from ._options import Track
 from ._print import Json, print_json, tell
-from ._progress import TrainingProgress
+from ._progress import TrainingProgress, nothing_left
 
 app = typer.Typer(add_completion=False)
 
@@ -77,6 +77,9 @@ def train(
     result = {"run": str(out), "step": done.step, "tokens": done.tokens, **shown.last}
     if json:
         print_json(result)
+    elif not shown.last:
+        tell(nothing_left(done, run.train.patience))
     else:
         early = f" (stopped early: step {done.best_step} was the best)" * (done.step < total)
-        tell(f"{done.step} steps{early}, {done.tokens:,} tokens in {done.seconds:.0f} s: {out}")
+        tokens = counted(done.tokens, "token")
+        tell(f"{counted(done.step, 'step')}{early}, {tokens} in {done.seconds:.0f} s: {out}")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import DataError, FileError, InputError
+from ..errors import DataError, FileError, InputError, counted
 from .shards import Shard, Tokens, open_shard
 
 IGNORED = -100  # a target that is not learned or scored
@@ -105,8 +105,8 @@ class PackedBatches:
         count = len(data.train)
         if count < seq_len + 1:
             raise DataError(
-                f"the training text has {count:,} tokens, fewer than seq_len + 1 = {seq_len + 1:,};"
-                " give more text or a smaller seq_len"
+                f"the training text has {counted(count, 'token')}, fewer than seq_len + 1 = "
+                f"{seq_len + 1:,}; give more text or a smaller seq_len"
             )
         self._tokens, self._batch_size, self._seq_len, self._seed = (
             data.train, batch_size, seq_len, seed,

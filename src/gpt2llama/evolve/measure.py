@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.batches import Batch, TokenData, held_out_windows
-from ..errors import DataError
+from ..errors import DataError, counted
 from ..generate import generate_ids
 from ..machine import peak_rss
 from ..model.position import Rope
@@ -75,8 +75,8 @@ def text_by_position(
     whole = len(ids) // length * length
     if whole == 0:
         raise DataError(
-            f"the text has {len(ids):,} tokens, fewer than one window of {length:,}; give a longer "
-            "one or a smaller --length"
+            f"the text has {counted(len(ids), 'token')}, fewer than one window of {length:,}; give "
+            "a longer one or a smaller --length"
         )
     rows = max(1, 4096 // length)
     windows = held_out_windows(ids[:whole], length, tokenizer.bos_id, rows)

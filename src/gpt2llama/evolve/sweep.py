@@ -18,7 +18,7 @@ import torch
 from ..atomic import write_text
 from ..corpus import prepare_corpus
 from ..data.batches import TokenData
-from ..errors import DataError, FileError, InputError
+from ..errors import DataError, FileError, InputError, counted
 from ..model.config import ModelConfig
 from ..train.config import SHORT_RUN, RunConfig, TrainConfig
 from ..train.run import pick_device
@@ -156,8 +156,8 @@ def make_plan(folder: Path, question: Question, say: Say = lambda text: None) ->
         steps, seconds = _steps_within(budget, folder, rungs, train, question, data, begun)
     if steps < LEAST_STEPS:
         raise InputError(
-            f"a run of {steps} steps is too short to learn from (at least {LEAST_STEPS}): allow "
-            "more minutes or tokens, fewer seeds or a smaller design"
+            f"a run of {counted(steps, 'step')} is too short to learn from (at least "
+            f"{LEAST_STEPS}): allow more minutes or tokens, fewer seeds or a smaller design"
         )
     train = train.replace(steps=steps, eval_every=max(1, steps // 8), checkpoint_every=40)
     return Plan(

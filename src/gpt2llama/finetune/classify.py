@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.batches import IGNORED, Batch
-from ..errors import CheckedFields, ConfigError, DataError, WeightsError
+from ..errors import CheckedFields, ConfigError, DataError, WeightsError, counted
+from ..model.config import ModelConfig
 from ..model.transformer import Transformer
 from ..tokenizer import train_bpe
 from ..train.config import TrainConfig
@@ -32,12 +33,11 @@ from .examples import Example
 from .labelled import Labelled, Split, read_labelled, split
 from .lora import LoraConfig, add_lora, merge
 from .packing import pack, to_batch
-from .run import tune
+from .run import read_settings, table, tune
 from .scores import Scores, fit_temperature, score
 from .settings import load_to_tune
 
 if TYPE_CHECKING:
-    from ..model.config import ModelConfig
     from ..tokenizer import Tokenizer
 
 _EACH_EPOCH = TrainConfig(eval_every=None, checkpoint_every=None, warmup_steps=20, weight_decay=0.0)
@@ -67,6 +67,42 @@ class ClassifyConfig(CheckedFields):
     held_out: float = 0.2
     validation: float = 0.1
     split_seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyRun:
+    """What a run is begun with, as `classify` takes it; `config.toml` in its folder."""
+
+    data: str
+    begin: str | ModelConfig
+    how: ClassifyConfig
+    train: TrainConfig
+    lora: LoraConfig | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        new = None if isinstance(self.begin, str) else self.begin.to_dict()
+        settings: dict[str, Any] = {
+            "stage": "classify",
+            "data": self.data,
+            "begin": "" if new else self.begin,
+            "tune": self.how.to_dict(),
+            "train": self.train.to_dict(),
+        }
+        settings |= {"lora": self.lora.to_dict()} if self.lora else {}
+        return settings | ({"model": new} if new else {})
+
+    @classmethod
+    def read(cls, path: Path) -> ClassifyRun:
+        """What `to_dict` gave; raises FileError and ConfigError."""
+        found = read_settings(path, "classify")
+        new = "model" in found
+        return cls(
+            data=str(found.get("data", "")),
+            begin=table(path, found, "model", ModelConfig) if new else str(found.get("begin", "")),
+            how=table(path, found, "tune", ClassifyConfig),
+            train=table(path, found, "train", TrainConfig),
+            lora=table(path, found, "lora", LoraConfig) if "lora" in found else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -309,19 +345,15 @@ def classify(
     )
     sizes = {name: len(getattr(parts, name)) for name in ("train", "validation", "held_out")}
     say(_story(parts.counts | sizes, ready))
-    scratch = None if isinstance(begin, str | Path) else begin.to_dict()
-    settings: dict[str, Any] = {
-        "stage": "classify",
-        "data": str(data),
-        "texts": hashlib.sha256(json.dumps(texts).encode("utf-8")).hexdigest()[:16],
-        "begin": "" if scratch else str(begin),
-        "tune": how.to_dict(),
-        "train": train.to_dict(),
-    }
-    if how.method == "lora":
-        settings["lora"] = lora.to_dict()
-    if scratch:
-        settings["model"] = scratch
+    run = ClassifyRun(
+        data=str(data),
+        begin=str(begin) if isinstance(begin, Path) else begin,
+        how=how,
+        train=train,
+        lora=lora if how.method == "lora" else None,
+    )
+    known = hashlib.sha256(json.dumps(texts).encode("utf-8")).hexdigest()[:16]
+    settings = {"texts": known, **run.to_dict()}
 
     def make(folder: RunFolder) -> Trainer:
         return Trainer(
@@ -373,14 +405,14 @@ def classify(
 
 def _story(counts: dict[str, int], ready: Prepared) -> str:
     left = {
-        "duplicates": "copies",
-        "contradicting": "texts with several labels",
-        "near_copies": "near copies of texts held out",
+        "duplicates": ("copy", "copies"),
+        "contradicting": ("text with several labels", "texts with several labels"),
+        "near_copies": ("near copy of a text held out", "near copies of texts held out"),
     }
-    gone = [f"{counts[name]:,} {words}" for name, words in left.items() if counts[name]]
+    gone = [counted(counts[name], *words) for name, words in left.items() if counts[name]]
     without = f" without {', '.join(gone)}" if gone else ""
     cut = f"; {ready.cut:,} cut to {ready.seq_len:,} tokens" if ready.cut else ""
     return (
-        f"{counts['read']:,} texts{without}: {counts['train']:,} to learn from, "
+        f"{counted(counts['read'], 'text')}{without}: {counts['train']:,} to learn from, "
         f"{counts['validation']:,} to choose by, {counts['held_out']:,} held out{cut}"
     )

@@ -9,7 +9,6 @@ The teacher runs beside the student (LiveTeacher) or, with top_k, once before it
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import Tensor
 from ..data.batches import IGNORED, Batch, TokenData
 from ..errors import CheckedFields, ConfigError, TokenizerError
 from ..tokenizer import load_tokenizer
-from ..train.config import RunConfig, to_toml
+from ..train.config import RunConfig, read_toml, to_toml
 from ..train.run import make_trainer, pick_device
 from ..train.run_folder import RunFolder
 from ..train.step import computing_dtype
@@ -85,7 +84,7 @@ class DistillRun(RunConfig):
         """Raises what RunConfig.read does, and ConfigError for a run that is no distillation."""
         run = super().read(path)
         assert isinstance(run, cls)
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("distill")
+        table = read_toml(path).get("distill")
         if not isinstance(table, dict):
             raise ConfigError(f"{path} has no table [distill]: the run is no distillation")
         try:

@@ -154,8 +154,8 @@ def to_examples(
     found = [to_example(tokenizer, messages, place) for place, messages in conversations]
     kept = [example for example in found if len(example.ids) - 1 <= longest]
     if found and not kept:
-        raise DataError(
-            f"all {len(found):,} conversations have more than {longest} tokens; give shorter ones "
-            "or raise seq_len"
+        which = (
+            f"all {len(found):,} conversations have" if found[1:] else "the only conversation has"
         )
+        raise DataError(f"{which} more than {longest} tokens; give shorter ones or raise seq_len")
     return kept, len(found) - len(kept)

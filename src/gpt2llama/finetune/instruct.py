@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckedFields, DataError, InputError
+from ..errors import CheckedFields, ConfigError, DataError, InputError, counted
 from ..train.config import TrainConfig
 from ..train.run import pick_device
 from ..train.run_folder import RunFolder
@@ -21,7 +21,7 @@ from ..train.trainer import HeldOut, Progress, Store, Trainer
 from .examples import Example, Message, read_conversations, to_examples
 from .lora import LoraConfig, adapt
 from .packing import PackedExamples, in_order, mixed, pack
-from .run import tune
+from .run import read_settings, table, tune
 from .settings import load_to_tune
 
 if TYPE_CHECKING:
@@ -48,6 +48,51 @@ class InstructConfig(CheckedFields):
     epochs: float = 3.0
     held_out: float = 0.05
     neftune: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructRun:
+    """Everything that decides a run's numbers; `config.toml` in its folder.
+
+    data: JSONL files with their weights. held_out: a file of conversations that are only scored;
+    without it a share of the data. train: with the steps of all epochs.
+    """
+
+    begin: str
+    data: list[tuple[str, float]]
+    held_out: str = ""
+    how: InstructConfig = InstructConfig()
+    train: TrainConfig = SHORT_TUNE
+    lora: LoraConfig | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            "stage": "instruct",
+            "begin": self.begin,
+            "data": [f"{path}:{weight:g}" for path, weight in self.data],
+            "held_out_file": self.held_out,
+            "tune": self.how.to_dict(),
+            "train": self.train.to_dict(),
+        }
+        return settings | ({"lora": self.lora.to_dict()} if self.lora else {})
+
+    @classmethod
+    def read(cls, path: Path) -> InstructRun:
+        """What `to_dict` gave; raises FileError and ConfigError."""
+        found = read_settings(path, "instruct")
+        try:
+            weighted = [text.rpartition(":") for text in found["data"]]
+            data = [(name, float(weight)) for name, _, weight in weighted]
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise ConfigError(f"{path}: data must be a list of FILE:WEIGHT") from None
+        return cls(
+            begin=str(found.get("begin", "")),
+            data=data,
+            held_out=str(found.get("held_out_file", "")),
+            how=table(path, found, "tune", InstructConfig),
+            train=table(path, found, "train", TrainConfig),
+            lora=table(path, found, "lora", LoraConfig) if "lora" in found else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -184,20 +229,19 @@ def instruct(
     train = train.replace(steps=steps or max(1, math.ceil(how.epochs * an_epoch)))
     held = sum(map(len, prepared.held_out))
     say(
-        f"{prepared.examples:,} conversations an epoch in {len(prepared.rows):,} rows of {seq_len} "
-        f"tokens, {prepared.learned_tokens:,} of them learned; {held:,} held out; "
+        f"{counted(prepared.examples, 'conversation')} an epoch in "
+        f"{counted(len(prepared.rows), 'row')} of {seq_len} tokens, "
+        f"{prepared.learned_tokens:,} of them learned; {held:,} held out; "
         f"{prepared.skipped:,} longer than {seq_len} tokens left out"
     )
-    settings: dict[str, Any] = {
-        "stage": "instruct",
-        "begin": str(begin),
-        "data": [f"{path}:{weight:g}" for path, weight in data],
-        "held_out_file": "" if held_out is None else str(held_out),
-        "tune": how.to_dict(),
-        "train": train.to_dict(),
-    }
-    if lora is not None:
-        settings["lora"] = lora.to_dict()
+    settings = InstructRun(
+        begin=str(begin),
+        data=[(str(path), weight) for path, weight in data],
+        held_out="" if held_out is None else str(held_out),
+        how=how,
+        train=train,
+        lora=lora,
+    )
     store = adapt(model, begin, lora, train.seed)
 
     def make(folder: RunFolder) -> Trainer:
@@ -212,4 +256,4 @@ def instruct(
             store=store,
         )
 
-    return tune(out, settings, make, resume)
+    return tune(out, settings.to_dict(), make, resume)

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..assets import fetch
-from ..errors import DataError
+from ..errors import DataError, counted
 from ..jsonl import read_jsonl, read_text_lines
 
 SMS_SPAM = "sms-spam"
+TEXT_NAMES = ("text", "sms", "message", "sentence", "content", "review", "comment", "body", "文本")
+LABEL_NAMES = ("label", "class", "category", "target", "sentiment", "intent", "标签", "类别")
 MAX_LABELS = 1000  # more are a sign that the columns are swapped
 
 
@@ -45,9 +47,10 @@ class Split:
 def read_labelled(source: str | Path) -> list[Labelled]:
     """The texts of the asset sms-spam, of a .csv file or of a .jsonl file, in their order.
 
-    CSV: columns named text and label, or just two columns, first the text; JSONL: objects with
-    both. A label is a string or a whole number. Raises AssetError, FileError, and DataError,
-    naming the line, for what is malformed or empty.
+    CSV: columns named text and label, or by one of the other usual names; or just two columns,
+    first the text, without names. JSONL: objects with text and label. A label is a string or a
+    whole number. Raises AssetError, FileError, and DataError, naming the line, for what is
+    malformed or empty.
     """
     path = Path(source)
     if str(source) == SMS_SPAM:
@@ -83,6 +86,7 @@ def _sms_spam(path: Path) -> list[Labelled]:
 def _read_csv(path: Path) -> Iterator[tuple[str, object, object]]:
     rows = csv.reader((line for _, line in read_text_lines(path)), strict=True)
     text, label, width = 0, 1, 0
+    nameless, seen = "", Counter[str]()  # the label in a first row that names no columns
     line = 1
     try:
         for row in rows:
@@ -90,24 +94,43 @@ def _read_csv(path: Path) -> Iterator[tuple[str, object, object]]:
             if not row:
                 continue
             if not width:
-                width = len(row)
-                names = [name.strip().casefold() for name in row]
-                if "text" in names and "label" in names:
-                    text, label = names.index("text"), names.index("label")
+                width, first = len(row), f"{place} {_says(row)}"
+                texts, labels = _column(row, TEXT_NAMES), _column(row, LABEL_NAMES)
+                if texts is not None and labels is not None:
+                    text, label = texts, labels
                     continue
                 if width != 2:
-                    raise DataError(
-                        f"{place} must name the columns text and label, or the file have two "
-                        f"columns, text and label (got {width})"
-                    )
+                    raise DataError(first)
+                nameless = row[label].strip()
             if len(row) != width:
                 raise DataError(
-                    f"{place} has {len(row)} columns and the first row {width}; put a text with "
-                    "commas in quotes"
+                    f"{place} has {counted(len(row), 'column')} and the first row {width}; put a "
+                    "text with commas in quotes"
                 )
+            seen[row[label].strip()] += 1
             yield place, row[text], row[label]
     except csv.Error as error:
         raise DataError(f"{path}:{line} is not CSV ({error}); mend its quotes") from None
+    if seen[nameless] == 1:  # a name that we do not know: as a label it could not be learned
+        raise DataError(first)
+
+
+def _column(names: Sequence[str], known: Sequence[str]) -> int | None:
+    """The one that has the first of the known names, or else any, if there is just one."""
+    plain = [name.strip().casefold() for name in names]
+    for usual in (known[:1], known):
+        found = [place for place, name in enumerate(plain) if name in usual]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _says(row: Sequence[str]) -> str:
+    listed = ", ".join(f"{name.strip()!r:.30}" for name in row[:8]) + ", …" * (len(row) > 8)
+    return (
+        f"has the columns {listed}, and no telling which are the texts and the labels; name them "
+        "text and label in the first row"
+    )
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, object, object]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from ..errors import (
     CheckedFields,
     ConfigError,
-    FileError,
     TokenizerError,
     WeightsError,
     check_names,
 )
-from ..train.config import TrainConfig, parse_settings, to_toml, with_none
+from ..train.config import TrainConfig, parse_settings, read_toml, to_toml, with_none
 from .lora import LoraConfig
 
 if TYPE_CHECKING:
@@ -62,12 +60,7 @@ class Tuning(Generic[M]):
     @classmethod
     def read(cls, path: str | Path, kind: type[M]) -> Self:
         """What `to_toml` wrote of a run of this kind; raises FileError and ConfigError."""
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise FileError(f"cannot read {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from error
+        values = read_toml(path)
         train, method = values.pop("train", {}), values.pop(kind.KIND, None)
         lora = values.pop("lora", None)
         if not all(isinstance(table, dict) for table in (train, method, lora or {})):

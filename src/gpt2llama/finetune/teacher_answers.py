@@ -70,9 +70,12 @@ def write_answers(
     """Writes `out`, a line {"messages": […]} for each prompt, with the teacher's greedy answer.
 
     What is answered so far stands in `out`.partial, from which `resume` goes on; name: the
-    teacher's, by which it is known to be the same. Raises FileError for a place in use, InputError
-    for a prompt that fills the context, or a file begun with other settings.
+    teacher's, by which it is known to be the same. Raises FileError for a place in use; InputError
+    for a prompt that fills the context, or a file begun with other settings; DataError where no
+    answer is left.
     """
+    if not prompts:
+        raise InputError("there is no prompt for the teacher; give one")
     out = Path(out)
     partial = out.with_name(f"{out.name}.partial")
     if out.exists():
@@ -130,9 +133,21 @@ def write_answers(
             cut_off += 1
         else:
             kept.append(json.dumps({"messages": values["messages"]}, ensure_ascii=False) + "\n")
+    if not kept:
+        partial.unlink()  # the same settings would give the same again
+        raise DataError(_why_none(empty, cut_off, max_new_tokens))
     write_text(out, "".join(kept))
     partial.unlink()
     return Written(len(kept), empty, cut_off)
+
+
+def _why_none(empty: int, cut_off: int, most: int) -> str:
+    why = [f"{cut_off} cut off at max_new_tokens={most} or the context"] * (cut_off > 0)
+    how = ["raise max_new_tokens (-n) or shorten the prompts"] * (cut_off > 0)
+    if empty:
+        why.append(f"{empty} empty")
+        how.append("take a teacher that was tuned to answer")
+    return f"no answer can be learned from: {' and '.join(why)}; {', or '.join(how)}"
 
 
 def _begin(partial: Path, settings: dict[str, Any], chunk: int) -> list[str]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..atomic import new_file
 from ..data.batches import Batch
 from ..data.shards import Tokens
-from ..errors import DataError, WeightsError
+from ..errors import DataError, WeightsError, counted
 from ..weights.files import read_tensors
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class TaughtBatches:
         self.windows = (len(tokens) - 1) // seq_len
         if self.windows < 1:
             raise DataError(
-                f"the training text has {len(tokens):,} tokens, fewer than seq_len + 1 = "
+                f"the training text has {counted(len(tokens), 'token')}, fewer than seq_len + 1 = "
                 f"{seq_len + 1:,}; give more text or a smaller seq_len"
             )
         self.id_type = torch.uint16 if vocab_size <= 1 << 16 else torch.int32

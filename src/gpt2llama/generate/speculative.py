@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import takewhile
 from typing import Protocol
 
 import torch
@@ -38,8 +39,9 @@ class PromptLookup:
     Not by the last one alone: such guesses are so often wrong that prose becomes slower by them.
     """
 
-    def __init__(self, shortest: int = 2, longest: int = 3) -> None:
-        self.shortest, self.longest = shortest, longest
+    def __init__(self, shortest: int = 2, longest: int = 3, vocab_size: int | None = None) -> None:
+        """vocab_size: no id from there on, which a prompt may hold, is guessed."""
+        self.shortest, self.longest, self.vocab_size = shortest, longest, vocab_size
         self._after: dict[tuple[int, ...], int] = {}  # where the text went on, the last time
         self._read = 0
 
@@ -51,7 +53,10 @@ class PromptLookup:
         for size in range(min(self.longest, len(ids)), self.shortest - 1, -1):
             start = self._after.get(tuple(ids[-size:]))
             if start is not None:
-                return list(ids[start : start + n]), None
+                guesses = list(ids[start : start + n])
+                if self.vocab_size is not None:
+                    guesses = list(takewhile(self.vocab_size.__gt__, guesses))
+                return guesses, None
         return [], None
 
 
@@ -110,7 +115,8 @@ def distribution(logits: Tensor, sampling: SamplingConfig, ids: Sequence[int]) -
     if sampling.repetition_penalty != 1:
         seen = torch.zeros_like(logits, dtype=torch.bool)
         for row, marks in enumerate(seen):
-            marks[list(ids[: len(ids) - len(seen) + 1 + row])] = True
+            before = ids[: len(ids) - len(seen) + 1 + row]
+            marks[[id for id in before if id < len(marks)]] = True
     logits = filtered(logits, sampling, seen)
     if sampling.greedy:
         return F.one_hot(logits.argmax(-1), logits.shape[-1]).double()
@@ -205,4 +211,4 @@ def make_drafter(
         return DraftModel(speculate, sampling, generator, vocab_size)
     if speculate != "lookup":
         raise InputError(f"speculate must be 'lookup' or a draft model (got {speculate!r})")
-    return PromptLookup()
+    return PromptLookup(vocab_size=vocab_size)

@@ -131,12 +131,7 @@ class RunConfig:
     @classmethod
     def read(cls, path: str | Path) -> RunConfig:
         """From a TOML file with `data`, perhaps `begin`, [model] and [train]."""
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise FileError(f"cannot read {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from error
+        values = read_toml(path)
         train, model = values.get("train", {}), values.get("model", {})
         if not isinstance(train, dict) or not isinstance(model, dict):
             raise ConfigError(f"{path}: model and train must be tables, [model] and [train]")
@@ -175,6 +170,16 @@ def with_none(cls: type, values: dict[str, Any]) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     optional = {name for name in values if type(None) in typing.get_args(hints.get(name))}
     return {k: None if v == "none" and k in optional else v for k, v in values.items()}
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Raises FileError, and ConfigError for what is not TOML."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:
