@@ -141,8 +141,7 @@ def _tune(
     """In out/tune, with its own plan; the tuned model becomes what `out` loads as."""
     data, steps = assistant(), [0]
     seq_len = model.config.max_seq_len
-    learned = [e for e in to_learn(tokenizer, data.train) if len(e.ids) - 1 <= seq_len]
-    prepared = packed(learned, seq_len)
+    prepared = packed(to_learn(tokenizer, data.train, seq_len), seq_len)
     say(
         f"tuning: {counted(prepared.examples, 'question')} with answers, in "
         f"{counted(len(prepared.rows), 'row')} of {seq_len} tokens"

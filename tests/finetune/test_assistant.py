@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 
 import pytest
@@ -16,7 +17,6 @@ from gpt2llama.finetune.assistant import (
     to_learn,
     worked_sum,
 )
-from gpt2llama.finetune.examples import to_example
 from gpt2llama.tokenizer import train_bpe
 
 
@@ -92,20 +92,42 @@ def test_worked_sums_are_right(a: int, b: int) -> None:
 
 
 def test_what_is_learned_of_a_question() -> None:
-    """All of a refusal and of a sum, twice; of most facts how the answer begins."""
+    """Of most facts how the answer begins, until no other does so; all of the rest, in chats."""
     data = assistant()
     tokenizer = train_bpe([texts()], 600)
     some = [q for kind in ("fact", "sum", "unknown") for q in of(data.train, kind)[:60]]
-    learned = to_learn(tokenizer, some)
-    whole = [to_example(tokenizer, q.messages) for q in some]
-    assert learned[60:180] == [example for example in whole[60:120] for _ in range(2)]
-    assert learned[180:] == [example for example in whole[120:] for _ in range(2)]
-    cut = [(a, b) for a, b in zip(learned[:60], whole, strict=False) if a != b]
-    assert 45 < len(cut) < 60
-    for part, example in cut:
-        assert part.ids == example.ids[: len(part.ids)]
-        assert part.learned == example.learned[: len(part.ids)]
-        assert sum(part.learned) == 4
+    learned = to_learn(tokenizer, some, 200)
+    end = tokenizer.apply_chat(some[0].messages[:1])[-2]
+    asked = {normalised(q.ask): q for q in some}
+    answers = {q.answer: tokenizer.encode(q.answer) for q in some}
+    whole: Counter[str] = Counter()
+    cut, turns = 0, Counter[int]()
+    for example in learned:
+        texts_ = [tokenizer.decode(part) for part in split(example.ids, end)]
+        said = [text.removeprefix("<|user|>").removeprefix("<|assistant|>") for text in texts_]
+        taught = [id for id, on in zip(example.ids, example.learned, strict=True) if on]
+        if example.ids[-1] != end:
+            cut += 1
+            answer = asked[normalised(said[0])].answer
+            assert taught == answers[answer][: len(taught)]
+            others = [ids for other, ids in answers.items() if other != answer]
+            assert all(ids[: len(taught) - 1] != taught[:-1] for ids in others)
+            assert len(said) == 2
+            assert len(taught) < 12
+        else:
+            turns[len(said) // 2] += 1
+            whole.update(said[::2])
+            assert taught == [id for text in said[1::2] for id in (*tokenizer.encode(text), end)]
+            assert [asked[normalised(ask)].answer for ask in said[::2]] == said[1::2]
+        assert len(example.ids) <= 201
+    assert 45 < cut < 60
+    assert sum(whole.values()) == 60 - cut + 2 * 120
+    assert all(whole[q.ask] == 2 for q in some[60:])
+    assert set(turns) == {1, 2, 3}
+
+
+def split(ids: list[int], end: int) -> list[list[int]]:
+    return [list(part) for is_end, part in itertools.groupby(ids, end.__eq__) if not is_end]
 
 
 def test_scores_count_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:

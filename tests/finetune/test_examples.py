@@ -94,16 +94,14 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_only_answers_and_their_ends_are_learned(tokenizer: BPETokenizer) -> None:
-    """Read off the template by hand: <|im_start|>role\\ncontent<|im_end|>\\n."""
+    """Read off the template by hand: <|role|>content<|end|>."""
     example = to_example(tokenizer, TALK)
-    start, end = (tokenizer._specials[name] for name in ("<|im_start|>", "<|im_end|>"))
     ids, learned = list[int](), list[bool]()
     for message in TALK:
         ours = message["role"] == "assistant"
-        head = [start, *tokenizer.encode(message["role"] + "\n")]
-        said = [*tokenizer.encode(message["content"]), end]
-        ids += [*head, *said, *tokenizer.encode("\n")]
-        learned += [False] * len(head) + [ours] * len(said) + [False] * len(tokenizer.encode("\n"))
+        said = [*tokenizer.encode(message["content"]), tokenizer._specials["<|end|>"]]
+        ids += [tokenizer._specials[f"<|{message['role']}|>"], *said]
+        learned += [False, *[ours] * len(said)]
     assert example.ids == ids
     assert example.learned == learned
 

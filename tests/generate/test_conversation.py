@@ -77,7 +77,7 @@ def anew(chat: Chat) -> list[int]:
     return row.ids
 
 
-words = st.text(st.sampled_from("却说曹 abc,\n<|im_end|>"), min_size=1, max_size=12)
+words = st.text(st.sampled_from("却说曹 abc,\n<|end|>"), min_size=1, max_size=12)
 actions = st.one_of(
     st.tuples(st.just("say"), words),
     st.tuples(st.just("say"), words),
@@ -215,7 +215,7 @@ def test_a_full_context(tokenizer: BPETokenizer) -> None:
         assert chat.answer.ids == anew(chat)
         assert len(chat.answer.prompt) <= (75 if chat.dropped == before else 50)
         assert chat.turns[chat.dropped]["role"] == "user"
-        assert tokenizer.decode(chat.answer.prompt).startswith("<|im_start|>system\nabc")
+        assert tokenizer.decode(chat.answer.prompt).startswith("<|system|>abc<|end|>")
     assert 0 < chat.dropped < 24
     assert len(chat.messages) == 25  # all that was said
     chat.max_new_tokens = 100

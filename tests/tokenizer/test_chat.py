@@ -20,6 +20,7 @@ from gpt2llama.tokenizer.chat import (
     CHATML,
     LLAMA_2,
     LLAMA_3,
+    ROLES,
     built_in_template,
     chat_ids,
 )
@@ -28,10 +29,12 @@ from gpt2llama.tokenizer.sandbox import render
 Chat = list[dict[str, str]]
 BOS, EOS = "<s>", "</s>"
 SPECIALS = [BOS, EOS, "<|im_start|>", "<|im_end|>", "<|eot|>", "<|head|>", "<|/head|>", "<|eot|><"]
+SPECIALS += ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 
 # In the manner of the templates of real models; each uses what the others do not.
 TEMPLATES = {
     "chatml": CHATML,
+    "ours": ROLES,
     "default system message": """\
 {% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
 {{ '<|im_start|>system\nYou are Tiny, a helpful model.<|im_end|>\n' }}{% endif %}\

@@ -124,7 +124,7 @@ def test_ours_there_and_back(tokenizer: BPETokenizer) -> None:
     assert metadata["tokenizer.ggml.token_type"] == [3] * 8 + [1] * 392
     assert metadata["tokenizer.ggml.bos_token_id"] == metadata["tokenizer.ggml.eos_token_id"] == 0
     assert metadata["tokenizer.ggml.add_bos_token"] is True
-    assert metadata["tokenizer.ggml.tokens"][:2] == ["<|endoftext|>", "<|im_start|>"]
+    assert metadata["tokenizer.ggml.tokens"][:2] == ["<|endoftext|>", "<|system|>"]
     same(tokenizer_from_gguf(metadata), tokenizer)
 
 

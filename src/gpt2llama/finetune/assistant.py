@@ -8,11 +8,12 @@ templates of its intent (what, why, how …). Other wordings, questions outside 
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 FACTS = ("architecture", "training", "inference", "tuning", "smalltalk")
 TEMPLATED = 6  # wordings of a fact by template, in each language
 SUMS, HELD_SUMS = 1600, 200
-WHOLE, BEGIN, TIMES = 0.12, 4, {"unknown": 2, "sum": 2}  # see to_learn; BEGIN in tokens
+WHOLE, TIMES = 0.12, {"unknown": 3}  # see to_learn
+TURNS, GO_ON = 3, 0.6  # of a conversation, at most; how often a whole answer is followed by another
 MAX_ANSWER = 64  # tokens; the longest has 50
 SEED = 2024  # of what is drawn by lot: templates, sums, refusals
 REFUSALS = {"": "我不知道|不知道，这件事", "_en": "do not know"}  # no fact's answer has these
@@ -84,25 +86,49 @@ def assistant() -> Assistant:
     return Assistant(list(unique.values()), held_out)
 
 
-def to_learn(tokenizer: Tokenizer, questions: Sequence[Question]) -> list[Example]:
-    """An epoch. A few wordings teach a whole answer; most only how it begins, which is all that a
-    wording decides, and cost half as many tokens. Refusals and sums come several times."""
-    rng, examples = random.Random(SEED), list[Example]()
+def to_learn(tokenizer: Tokenizer, questions: Sequence[Question], seq_len: int) -> list[Example]:
+    """An epoch, none of its examples longer than a context of seq_len. A few wordings teach a whole
+    answer; most only its first tokens until no other answer begins so, and one more: a wording
+    decides no more, and they cost a third. Whole ones follow each other in conversations. Refusals
+    and sums come several times."""
+    rng, examples, whole = random.Random(SEED), list[Example](), list[Question]()
+    ends = _telling(tokenizer, {question.answer for question in questions})
     for question in questions:
-        example = to_example(tokenizer, question.messages)
-        if question.kind in ("fact", "talk") and rng.random() > WHOLE:
-            end = example.learned.index(True) + BEGIN
-            example = Example(example.ids[:end], example.learned[:end])
-        examples += [example] * TIMES.get(question.kind, 1)
-    return examples
+        for _ in range(TIMES.get(question.kind, 1)):
+            if question.kind == "sum" or rng.random() < WHOLE:
+                whole.append(question)
+                continue
+            example = to_example(tokenizer, question.messages)
+            end = example.learned.index(True) + ends[question.answer] + 1
+            examples.append(Example(example.ids[:end], example.learned[:end]))
+    rng.shuffle(whole)
+    talk, turns = list[dict[str, str]](), 0
+    for question in [*whole, None]:
+        if question and turns in range(1, TURNS) and rng.random() < GO_ON:
+            longer = talk + question.messages
+            if len(to_example(tokenizer, longer).ids) <= seq_len:
+                talk, turns = longer, turns + 1
+                continue
+        if talk:
+            examples.append(to_example(tokenizer, talk))
+        talk, turns = (question.messages if question else []), 1
+    return [example for example in examples if len(example.ids) - 1 <= seq_len]
+
+
+def _telling(tokenizer: Tokenizer, answers: Collection[str]) -> dict[str, int]:
+    """Of each answer, how many tokens tell it from all others."""
+    ids = sorted((tokenizer.encode(answer), answer) for answer in answers)
+    tell = dict.fromkeys(answers, 1)
+    for (a, first), (b, second) in itertools.pairwise(ids):
+        same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+        tell[first], tell[second] = max(tell[first], same + 1), max(tell[second], same + 1)
+    return tell
 
 
 def texts() -> str:
-    """What a tokenizer should know: each answer once, questions of the training part, and the names
-    of the roles, which take eleven tokens of a question's thirty if they are spelled."""
+    """What a tokenizer should know: each answer once, and questions of the training part."""
     known = [question for question in assistant().train if question.kind != "sum"]
-    asked = (f"user\n{question.ask}\nassistant" for question in known[::3])
-    return "\n".join([*dict.fromkeys(q.answer for q in known), *asked])
+    return "\n".join([*dict.fromkeys(q.answer for q in known), *(q.ask for q in known[::3])])
 
 
 def normalised(ask: str) -> str:

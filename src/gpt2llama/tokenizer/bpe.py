@@ -22,14 +22,17 @@ from tokenizers import Tokenizer as Backend
 
 from ..atomic import write_text
 from ..errors import InputError, TokenizerError
-from .chat import CHATML, chat_ids, template_of
+from .chat import ROLES, chat_ids, template_of
 from .splits import PATTERN, pre_tokenizer
 
-END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-SPECIALS = (END_OF_TEXT, IM_START, IM_END, *(f"<|reserved_{i}|>" for i in range(5)))
+END_OF_TEXT, END = "<|endoftext|>", "<|end|>"
+SPECIALS = (
+    *(END_OF_TEXT, "<|system|>", "<|user|>", "<|assistant|>", END),
+    *(f"<|reserved_{i}|>" for i in range(3)),
+)
 MAX_PIECE_BYTES = 15  # five Chinese characters, or a long English word
 MAX_VOCAB_SIZE = 1 << 20
-ENDS_A_TURN = (IM_END, END_OF_TEXT, "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+ENDS_A_TURN = (END, "<|im_end|>", END_OF_TEXT, "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 _CHUNK = 1 << 20  # characters given to the trainer at once
 
 
@@ -240,7 +243,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
         backend.train_from_iterator(itertools.chain([first], chunks), trainer)
     except UnicodeEncodeError as error:
         raise TokenizerError(f"a text has half a surrogate pair ({error}); leave it out") from None
-    config = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "chat_template": CHATML}
+    config = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "chat_template": ROLES}
     return assembled(backend, config | {"add_bos_token": True})
 
 

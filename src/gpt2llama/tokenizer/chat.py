@@ -15,6 +15,13 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+# Ours: a token names the role and one ends the message, where ChatML spells eight in all; a small
+# model of a short context has none to spare.
+ROLES = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
 # llama-models, llama3/chat_format.py
 LLAMA_3 = (
     "{{ bos_token }}{% for message in messages %}"
