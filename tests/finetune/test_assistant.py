@@ -92,7 +92,7 @@ def test_worked_sums_are_right(a: int, b: int) -> None:
 
 
 def test_what_is_learned_of_a_question() -> None:
-    """Of most facts how the answer begins, until no other does so; all of the rest, in chats."""
+    """Mostly how the answer begins, until no other does so; whole answers and sums are chats."""
     data = assistant()
     tokenizer = train_bpe([texts()], 600)
     some = [q for kind in ("fact", "sum", "unknown") for q in of(data.train, kind)[:60]]
@@ -120,9 +120,9 @@ def test_what_is_learned_of_a_question() -> None:
             assert taught == [id for text in said[1::2] for id in (*tokenizer.encode(text), end)]
             assert [asked[normalised(ask)].answer for ask in said[::2]] == said[1::2]
         assert len(example.ids) <= 201
-    assert 45 < cut < 60
-    assert sum(whole.values()) == 60 - cut + 2 * 120
-    assert all(whole[q.ask] == 2 for q in some[60:])
+    assert 0.8 < cut / 240 < 0.95  # of 60 facts, and of 60 questions outside three times
+    assert sum(whole.values()) == 240 - cut + 60
+    assert all(whole[q.ask] == 1 for q in of(some, "sum"))
     assert set(turns) == {1, 2, 3}
 
 

@@ -104,7 +104,7 @@ def test_a_corpus_of_special_strings_teaches_none() -> None:
 def test_special_ids(tokenizer: BPETokenizer) -> None:
     assert [tokenizer.decode([id]) for id in range(len(SPECIALS))] == list(SPECIALS)
     assert tokenizer.bos_id == tokenizer.eos_id == 0
-    assert tokenizer.stop_ids == {0, 2}
+    assert tokenizer.stop_ids == {0, SPECIALS.index("<|end|>")}
     assert tokenizer.adds_bos
 
 
