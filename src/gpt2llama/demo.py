@@ -18,7 +18,7 @@ from .atomic import new_folder, write_text
 from .corpus import corpus_texts, prepare_corpus
 from .data.batches import TokenData
 from .errors import FileError, InputError, counted
-from .finetune.assistant import Score, assistant, to_learn
+from .finetune.assistant import Score, asked_second, assistant, to_learn
 from .finetune.assistant import score as score_answers
 from .finetune.assistant import texts as assistant_texts
 from .finetune.instruct import make_trainer as make_trainer_of_answers
@@ -67,6 +67,7 @@ class DemoResult:
     sample: str
     tune_seconds: float = 0.0
     score: Score | None = None  # of the held-out questions, if it was tuned
+    second: float | None = None  # the share of wordings right as a chat's second question
     answers: tuple[tuple[str, str], ...] = ()  # to QUESTIONS
 
 
@@ -180,6 +181,8 @@ def _tune(
     model, _ = load(out)
     say("asking it what it has not seen")
     score = score_answers(model, tokenizer, data.held_out)
+    seconds = asked_second(tokenizer, data.held_out, seq_len)
+    second = score_answers(model, tokenizer, seconds).wordings if seconds else None
     answers = []
     for question in QUESTIONS:
         write(f"\n问：{question}\n答：")
@@ -188,7 +191,12 @@ def _tune(
             write(piece)
             answer += piece
         answers.append((question, answer))
-    return {"tune_seconds": progress.seconds, "score": score, "answers": tuple(answers)}
+    return {
+        "tune_seconds": progress.seconds,
+        "score": score,
+        "second": second,
+        "answers": tuple(answers),
+    }
 
 
 def _check_folder(out: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gpt2llama.finetune.assistant import (
     REFUSALS,
     Question,
+    asked_second,
     assistant,
     normalised,
     score,
@@ -160,3 +161,15 @@ def test_scores_count_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.wordings, found.sums, found.unknown) == (1 / 3, 1 / 2, 1)
     assert found.refused == 1 / 5
     assert found.commonest == ("会转。", 2 / 6)
+
+
+def test_second_questions_have_room_for_an_answer() -> None:
+    tokenizer, held_out = train_bpe([texts()], 600), assistant().held_out
+    seconds = asked_second(tokenizer, held_out, 160, every=40)
+    assert 10 < len(seconds) <= len(of(held_out, "fact", "talk")) / 40 + 1
+    for q in seconds:
+        assert [message["role"] for message in q.messages] == ["user", "assistant"] * 2
+        assert q.messages[2]["content"] == q.ask
+        assert len(tokenizer.apply_chat(q.prompt)) <= 160 - 64
+    assert seconds == asked_second(tokenizer, held_out, 160, every=40)
+    assert not asked_second(tokenizer, held_out, 64)

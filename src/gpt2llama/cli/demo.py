@@ -70,8 +70,9 @@ def _tuned(result: DemoResult) -> str:
     if result.score is None:
         return ""
     score = result.score
+    second = "" if result.second is None else f" ({result.second:.0%} as a second question)"
     return (
         f"tuned for {result.tune_seconds:.0f} s; of held-out questions right: "
-        f"{score.wordings:.0%} in new wordings, {score.sums:.0%} of sums; "
+        f"{score.wordings:.0%} in new wordings{second}, {score.sums:.0%} of sums; "
         f"{score.unknown:.0%} of those outside its subject admitted\n"
     )

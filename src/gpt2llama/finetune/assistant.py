@@ -14,7 +14,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +42,8 @@ _SUM_EN = ("What is {a}+{b}?", "{a} plus {b} is what?")
 
 @dataclass(frozen=True)
 class Question:
-    """keywords: each must be in a right answer; `a|b`: either. Of a sum the whole last number."""
+    """keywords: each must be in a right answer; `a|b`: either. Of a sum the whole last number.
+    earlier: the messages before it, if it is not a chat's first."""
 
     kind: Literal["fact", "talk", "sum", "unknown"]
     about: str  # the fact's id, the group's topic, or the sum
@@ -50,13 +51,15 @@ class Question:
     answer: str
     keywords: tuple[str, ...] = ()
     english: bool = False
+    earlier: tuple[dict[str, str], ...] = ()
+
+    @property
+    def prompt(self) -> list[dict[str, str]]:
+        return [*self.earlier, {"role": "user", "content": self.ask}]
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        return [
-            {"role": "user", "content": self.ask},
-            {"role": "assistant", "content": self.answer},
-        ]
+        return [*self.prompt, {"role": "assistant", "content": self.answer}]
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,16 @@ def is_right(question: Question, answer: str) -> bool:
     return all(any(word in answer for word in key.lower().split("|")) for key in question.keywords)
 
 
+def asked_second(
+    tokenizer: Tokenizer, questions: Sequence[Question], seq_len: int, every: int = 8
+) -> list[Question]:
+    """An eighth of those that have an answer, each behind another with its, if there is room."""
+    known, rng = [q for q in questions if q.kind in ("fact", "talk")], random.Random(SEED)
+    seconds = [replace(q, earlier=tuple(rng.choice(known).messages)) for q in known[::every]]
+    room = seq_len - MAX_ANSWER
+    return [q for q in seconds if len(tokenizer.apply_chat(q.prompt)) <= room]
+
+
 @dataclass(frozen=True)
 class Score:
     """Shares of the held-out questions. commonest: the answer given to most of the different
@@ -238,7 +251,7 @@ def score(
     """Greedy answers through the chat template; `watch` is told how many there are so far."""
     answers: list[str] = []
     for at in range(0, len(questions), at_once):
-        prompts = [tokenizer.apply_chat(q.messages[:1]) for q in questions[at : at + at_once]]
+        prompts = [tokenizer.apply_chat(q.prompt) for q in questions[at : at + at_once]]
         new = generate_ids(model, prompts, max_new_tokens=MAX_ANSWER, stop_ids=tokenizer.stop_ids)
         answers += map(tokenizer.decode, new)
         watch(len(answers))
