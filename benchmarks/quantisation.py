@@ -1,8 +1,8 @@
 """What rounding costs models that we trained: int8 and int4 by RTN, GPTQ and AWQ.
 
 Perplexity of held-out text, against the same weights in bf16, computed through the native kernel,
-a few tokens a step, with keys and values in bf16: what decoding computes. GPTQ and AWQ are repeated
-with other windows of the training text. Each RUN is a folder of `gpt2llama train` or `demo`.
+with keys and values in bf16: what decoding computes. GPTQ and AWQ are repeated with other windows
+of the training text. Each RUN is a folder of `gpt2llama train` or `demo`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from gpt2llama.generate.engine import new_cache, run
 from gpt2llama.native import decoder
 from gpt2llama.quant.apply import quantise
 from gpt2llama.quant.calibration import windows
+from gpt2llama.quant.linear import QuantLinear
 from gpt2llama.quant.report import report
 from gpt2llama.quant.scheme import QuantScheme
 from gpt2llama.train.config import RunConfig
 
-STEP = 4  # tokens: few enough that the kernel computes as for one
+# Tokens at which the kernel computes as for one: it rounds many inputs of bf16 weights, too.
+STEP, QUANTISED_STEP = 4, 64
 BITS = {"int8": QuantScheme(bits=8), "int4": QuantScheme(bits=4, group=32)}
 
 
@@ -42,11 +44,13 @@ def perplexity(model: Transformer, text: list[int], bos: int | None) -> float:
     if decoder(model) is None:
         sys.exit("there is no native kernel here, whose perplexity this would be")
     length = model.config.max_seq_len
+    quantised = any(isinstance(module, QuantLinear) for module in model.modules())
+    step = QUANTISED_STEP if quantised else STEP
     cache, nats, count = new_cache(model, 1, length, "bf16"), 0.0, 0
     for batch in held_out_windows(text, length, bos, 1):
         cache.truncate(0)
         for ids, targets in zip(
-            batch.ids.split(STEP, 1), batch.targets.split(STEP, 1), strict=True
+            batch.ids.split(step, 1), batch.targets.split(step, 1), strict=True
         ):
             logits = run(model, ids, cache, keep=ids.shape[1])
             nats += float(
