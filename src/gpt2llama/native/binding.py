@@ -23,7 +23,7 @@ from ..model.transformer import MLP, Attention, Block, Transformer
 from ..quant.linear import TILE, QuantEmbedding, QuantLinear
 from .build import CannotBuild, library
 
-MAX_TOKENS = 64  # in a step, over all rows
+MAX_TOKENS = 128  # in a step, over all rows
 NOT_FINITE = "the model's logits are not finite: its weights hold NaN or infinity"
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _INT8, _INT4 = 2, 3

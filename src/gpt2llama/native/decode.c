@@ -11,7 +11,8 @@
 #include "matrix.h"
 #include "team.h"
 
-#define SPAN 128 // keys that one piece of attention reads
+#define SPAN 128                              // keys that one piece of attention reads
+#define PANEL (LANES * (LANES == 16 ? 4 : 2)) // of them, that stay in registers
 
 // ---- what Python hands over (native/binding.py has the same structures) ----
 
@@ -68,6 +69,7 @@ typedef struct {
 typedef struct {
     float *hidden, *mixed; // (n, D): what the blocks read; (n, H E): attention's answer
     Inputs in;
+    float *turned; // (SPAN / PANEL, E, PANEL): keys
 } Own;
 
 // Cuts memory into buffers, each on a cache line of its own; with NULL it only counts.
@@ -84,11 +86,12 @@ static Own own_buffers(const Model *m, char *memory, int64_t n, int64_t *bytes) 
     own.hidden = (float *)cut(&at, 4 * n * m->d_model);
     own.mixed = (float *)cut(&at, 4 * n * wide);
     own.in.split = (float *)cut(&at, 4 * n * widest);
-    own.in.q = (int8_t *)cut(&at, n * widest);
+    own.in.q = (int32_t *)cut(&at, n * widest);
     own.in.scale = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
     own.in.total = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
     own.in.start = (int32_t *)cut(&at, 4 * n * (widest / BLOCK + 1));
     own.in.wide = (float *)cut(&at, 4 * TILE * widest);
+    own.turned = (float *)cut(&at, 4 * SPAN * m->head_dim);
     if (bytes)
         *bytes = at - memory;
     return own;
@@ -121,20 +124,19 @@ static void share(const Step *s, int me, int64_t rows, int64_t *lo, int64_t *hi)
     *hi = least(rows, tiles * (me + 1) / threads * TILE);
 }
 
-// The sum of (x - centre)^power.
-INLINE float moment(int power, float centre, const float *x, int64_t k) {
-    vf total = {0};
-    float rest = 0;
-    int64_t i = 0;
-    for (; i + LANES <= k; i += LANES) {
-        vf v = load(F32, x, i) - centre;
-        if (power == 2)
-            v *= v;
-        total += v;
-    }
-    for (; i < k; i++)
-        rest += power == 2 ? (x[i] - centre) * (x[i] - centre) : x[i] - centre;
-    return sum(total) + rest;
+// Inputs are made by every thread for itself, which is sooner done than met for; many inputs by all
+// threads together, in the buffers of the first.
+static int shared(const Step *s) { return s->tokens->n >= MANY; }
+
+static void mine(const Step *s, int me, int64_t *lo, int64_t *hi) {
+    const int64_t n = s->tokens->n, threads = s->team->threads;
+    *lo = shared(s) ? n * me / threads : 0;
+    *hi = shared(s) ? n * (me + 1) / threads : n;
+}
+
+static void made(const Step *s) {
+    if (shared(s))
+        meet(s->team);
 }
 
 static void normalise(const Norm *norm, int layernorm, float eps, const float *x, float *y,
@@ -145,8 +147,9 @@ static void normalise(const Norm *norm, int layernorm, float eps, const float *x
         y[i] = (x[i] - mean) * by * norm->weight[i] + (norm->bias ? norm->bias[i] : 0);
 }
 
-static void norm_all(const Model *m, const Norm *norm, const float *x, float *y, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
+static void norm_all(const Model *m, const Norm *norm, const float *x, float *y, int64_t lo,
+                     int64_t hi) {
+    for (int64_t i = lo; i < hi; i++)
         normalise(norm, m->layernorm, m->eps, x + i * m->d_model, y + i * m->d_model, m->d_model);
 }
 
@@ -215,10 +218,38 @@ INLINE int64_t mix(int kind, int cols, int wide, int64_t i, const float *p, cons
     return i;
 }
 
+// Keys as floats, in the order of the queries' numbers, and turned: (panels, E, PANEL).
+INLINE void turn(int kind, const char *keys, int64_t count, int64_t k, float *room, float *turned) {
+    for (int64_t j = 0; j < count; j++) {
+        float *to = turned + j / PANEL * k * PANEL + j % PANEL;
+        for (int64_t e = 0; e < k; e++)
+            room[k + e] = load1(kind, keys, j * k + e);
+        if (kind == BF16)
+            split(room + k, room, k);
+        for (int64_t e = 0; e < k; e++)
+            to[e * PANEL] = room[kind == BF16 ? e : k + e];
+    }
+}
+
+// Products of four queries and a panel of turned keys.
+INLINE void scores(const float *turned, int64_t k, const float *q, int64_t stride, float *p) {
+    vf total[PANEL / LANES][4] = {0};
+    for (int64_t e = 0; e < k; e++)
+        for (int a = 0; a < PANEL / LANES; a++) {
+            const vf key = load(F32, turned, e * PANEL + a * LANES);
+            for (int c = 0; c < 4; c++)
+                total[a][c] += key * q[c * stride + e];
+        }
+    for (int a = 0; a < PANEL / LANES; a++)
+        for (int c = 0; c < 4; c++)
+            store(p + c * (SPAN + LANES) + a * LANES, total[a][c]);
+}
+
 // One query head of `cols` tokens in a row over one span of keys: the largest score, the sum of
 // exponentials, and E mixed values (Dao et al. 2023's split; `gather` puts the pieces together).
+// `turned` is the span's keys, or NULL.
 INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, int64_t h,
-                  int64_t span) {
+                  int64_t span, const float *turned) {
     const Model *m = s->model;
     const Cache *cache = s->cache;
     const int64_t k = m->head_dim, width = qkv_width(m), stride = s->pieces * m->heads * (k + 2);
@@ -230,13 +261,17 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
     }
     if (lo >= hi)
         return;
+    lo = turned ? span * SPAN : lo;
     const int64_t at = cells(m, cache, layer, s->tokens->row[i], h / (m->heads / m->kv_heads)) + lo;
     const char *keys = (const char *)cache->keys + at * k * size_of(kind);
     const char *values = (const char *)cache->values + at * k * size_of(kind);
     float p[4][SPAN + LANES], *y = s->piece + ((i * s->pieces + span) * m->heads + h) * (k + 2);
-    for (int64_t j = 0; j < hi - lo; j++)
-        dense(kind, 1, cols == 1 ? 4 : 2, cols, keys + j * k * size_of(kind), k,
-              s->qkv + i * width + h * k, width, p[0] + j, SPAN + LANES);
+    const float *q = s->qkv + i * width + h * k;
+    for (int64_t j = 0; cols == 4 && turned && j < hi - lo; j += PANEL)
+        scores(turned + j * k, k, q, width, p[0] + j);
+    for (int64_t j = 0; !turned && j < hi - lo; j++)
+        dense(kind, 1, cols == 1 ? 4 : 2, cols, keys + j * k * size_of(kind), k, q, width, p[0] + j,
+              SPAN + LANES);
     for (int c = 0; c < cols; c++) {
         // Vectors reach past the last key: there, and where this token sees nothing, is -infinity.
         const int64_t from = first[c] - lo, to = most(from, end[c] - lo), count = hi - lo;
@@ -259,7 +294,7 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
             p[c][j] *= cache->value_scales[at + j];
         y[c * stride] = best, y[c * stride + 1] = sum(total);
     }
-    int64_t e = mix(kind, cols, cols == 1 ? 4 : 2, 0, p[0], values, hi - lo, k, y + 2, stride);
+    int64_t e = mix(kind, cols, cols == 1 || LANES == 16 ? 4 : 2, 0, p[0], values, hi - lo, k, y + 2, stride);
     e = mix(kind, cols, 1, e, p[0], values, hi - lo, k, y + 2, stride);
     for (; e < k; e++)
         for (int c = 0; c < cols; c++) {
@@ -269,29 +304,42 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
         }
 }
 
-INLINE void pieces(int kind, const Step *s, int64_t layer, int me) {
+INLINE void pieces(int kind, const Step *s, const Own *own, int64_t layer, int me) {
     const Model *m = s->model;
     const Tokens *t = s->tokens;
     int64_t unseen = s->pieces; // spans before all windows
     for (int64_t i = 0; i < t->n; i++)
         unseen = least(unseen, most(0, t->slot[i] + 1 - m->window) / SPAN);
-    const int64_t items = (s->pieces - unseen) * m->heads, threads = s->team->threads;
+    const int64_t spans = s->pieces - unseen, items = spans * m->heads;
+    const int64_t threads = s->team->threads, group = m->heads / m->kv_heads;
+    const Cache *cache = s->cache;
+    const int64_t k = m->head_dim;
+    int64_t held = -1; // where the turned keys lie
     for (int64_t item = items * me / threads; item < items * (me + 1) / threads; item++) {
-        const int64_t h = item % m->heads, span = unseen + item / m->heads;
-        for (int64_t i = 0, step; i < t->n; i += step) {
-            step = i + 4 <= t->n && t->row[i] == t->row[i + 3] ? 4 : 1;
-            if (step == 4)
-                piece(kind, 4, s, layer, i, h, span);
-            else
-                piece(kind, 1, s, layer, i, h, span);
+        const int64_t h = item / (spans * group) * group + item % group;
+        const int64_t span = unseen + item / group % spans;
+        for (int64_t i = 0, end; i < t->n; i = end) { // the tokens of one row
+            for (end = i + 1; end < t->n && t->row[end] == t->row[i];)
+                end++;
+            const int64_t at = cells(m, cache, layer, t->row[i], h / group) + span * SPAN;
+            const int64_t keys = least(SPAN, t->slot[end - 1] + 1 - span * SPAN);
+            const int many = end - i >= MANY && keys > 0;
+            if (many && held != at)
+                turn(kind, (const char *)cache->keys + at * k * size_of(kind), keys, k,
+                     own->in.wide, own->turned);
+            held = many ? at : held;
+            for (; i + 4 <= end; i += 4)
+                piece(kind, 4, s, layer, i, h, span, many ? own->turned : NULL);
+            for (; i < end; i++)
+                piece(kind, 1, s, layer, i, h, span, NULL);
         }
     }
 }
 
-static void gather(const Step *s, float *mixed) {
+static void gather(const Step *s, float *mixed, int64_t lo, int64_t hi) {
     const Model *m = s->model;
     const int64_t k = m->head_dim;
-    for (int64_t i = 0; i < s->tokens->n; i++) {
+    for (int64_t i = lo; i < hi; i++) {
         const int64_t slot = s->tokens->slot[i];
         const int64_t first = most(0, slot + 1 - m->window) / SPAN, last = slot / SPAN;
         for (int64_t h = 0; h < m->heads; h++) {
@@ -324,6 +372,15 @@ static void query(const Cache *c, float *x, int64_t k, float *room) {
         memcpy(x, room, 4 * (size_t)k);
 }
 
+// Inputs x of a matrix, as it wants them.
+static void ready(const Step *s, Own *own, const Matrix *matrix, const float *x, int me) {
+    int64_t lo, hi;
+    mine(s, me, &lo, &hi);
+    made(s); // nobody needs the inputs before
+    prepare(&own->in, matrix, x, s->tokens->n, lo, hi);
+    made(s);
+}
+
 static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, int me) {
     const Model *m = s->model;
     const Tokens *t = s->tokens;
@@ -333,7 +390,7 @@ static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, in
     int64_t lo, hi;
     for (int i = 0; i < 3; i++) {
         if (i == 0 || !alike(matrix[i], matrix[i - 1]))
-            prepare(&own->in, matrix[i], own->hidden, t->n);
+            ready(s, own, matrix[i], own->hidden, me);
         share(s, me, matrix[i]->rows, &lo, &hi);
         multiply(matrix[i], &own->in, t->n, lo, hi, s->qkv + start[i], width);
     }
@@ -343,7 +400,7 @@ static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, in
         float *x = s->qkv + i * width + h * k;
         place(m, h < heads ? &l->q_norm : &l->k_norm, x, t->slot[i]);
         if (h < heads) {
-            query(s->cache, x, k, own->mixed);
+            query(s->cache, x, k, own->in.wide);
         } else {
             const Cache *c = s->cache;
             const int64_t at = cells(m, c, layer, t->row[i], h - heads) + t->slot[i];
@@ -353,13 +410,15 @@ static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, in
     }
     meet(s->team);
     if (s->cache->kind == F32)
-        pieces(F32, s, layer, me);
+        pieces(F32, s, own, layer, me);
     else if (s->cache->kind == BF16)
-        pieces(BF16, s, layer, me);
+        pieces(BF16, s, own, layer, me);
     else
-        pieces(INT8, s, layer, me);
+        pieces(INT8, s, own, layer, me);
     meet(s->team);
-    gather(s, own->mixed);
+    mine(s, me, &lo, &hi);
+    gather(s, own->mixed, lo, hi);
+    ready(s, own, &l->o, own->mixed, me);
 }
 
 // This thread's rows of x = base + matrix times what is prepared. qkv is free by now.
@@ -374,34 +433,37 @@ static void add_to(const Step *s, Own *own, const Matrix *matrix, const float *b
     meet(s->team);
 }
 
+// Of numbers lo to hi: y = the activation of a, times y if that is another.
+static void act(int activation, const float *a, float *y, int64_t lo, int64_t hi) {
+    int64_t i = lo;
+    for (; i + LANES <= hi; i += LANES) {
+        const vf acted = activate(activation, load(F32, a, i));
+        store(y + i, a == y ? acted : (vf)(acted * load(F32, y, i)));
+    }
+    for (; i < hi; i++) {
+        const float acted = activate(activation, splat(a[i]))[0];
+        y[i] = a == y ? acted : acted * y[i];
+    }
+}
+
 static void mlp(const Step *s, Own *own, const Layer *l, int me) {
     const Model *m = s->model;
     const int64_t n = s->tokens->n;
     int64_t lo, hi;
     share(s, me, m->d_ff, &lo, &hi);
-    prepare(&own->in, &l->up, own->hidden, n);
+    ready(s, own, &l->up, own->hidden, me);
     multiply(&l->up, &own->in, n, lo, hi, s->inner, m->d_ff);
     float *acting = s->inner;
     if (l->gate.weight) {
         if (!alike(&l->gate, &l->up))
-            prepare(&own->in, &l->gate, own->hidden, n);
+            ready(s, own, &l->gate, own->hidden, me);
         acting = s->gate;
         multiply(&l->gate, &own->in, n, lo, hi, acting, m->d_ff);
     }
     for (int64_t i = 0; i < n; i++)
-        for (int64_t r = lo; r < hi; r += LANES) {
-            float *y = s->inner + i * m->d_ff + r, *a = acting + i * m->d_ff + r, wide[LANES] = {0};
-            const size_t bytes = 4 * (size_t)least(LANES, hi - r);
-            memcpy(wide, a, bytes);
-            vf acted = activate(m->activation, load(F32, wide, 0));
-            if (acting != s->inner) {
-                memcpy(wide, y, bytes);
-                acted *= load(F32, wide, 0);
-            }
-            memcpy(y, &acted, bytes);
-        }
+        act(m->activation, acting + i * m->d_ff, s->inner + i * m->d_ff, lo, hi);
     meet(s->team);
-    prepare(&own->in, &l->down, s->inner, n);
+    ready(s, own, &l->down, s->inner, me);
 }
 
 static void run(void *argument, int me) {
@@ -410,6 +472,13 @@ static void run(void *argument, int me) {
     Tokens *t = s->tokens;
     const int64_t d = m->d_model;
     Own own = own_buffers(m, s->own + me * s->own_size, t->n, NULL);
+    if (shared(s)) {
+        Own all = own_buffers(m, s->own, t->n, NULL);
+        all.in.wide = own.in.wide, all.turned = own.turned;
+        own = all;
+    }
+    int64_t lo, hi;
+    mine(s, me, &lo, &hi);
     for (int64_t i = me; i < t->n; i += s->team->threads) {
         float *x = s->x + i * d;
         table_row(&m->embed, t->ids[i], x);
@@ -420,30 +489,32 @@ static void run(void *argument, int me) {
     // Pre-norm reads norm(x) and adds to x; post-norm (2017) reads the last norm and adds to it.
     const float *base = m->post ? own.hidden : s->x;
     if (m->post)
-        memcpy(own.hidden, s->x, 4 * (size_t)(t->n * d));
+        memcpy(own.hidden + lo * d, s->x + lo * d, 4 * (size_t)((hi - lo) * d));
     for (int64_t layer = 0; layer < m->layers; layer++) {
         const Layer *l = m->layer + layer;
         if (!m->post)
-            norm_all(m, &l->attn_norm, s->x, own.hidden, t->n);
+            norm_all(m, &l->attn_norm, s->x, own.hidden, lo, hi);
         attention(s, &own, l, layer, me);
-        prepare(&own.in, &l->o, own.mixed, t->n);
         add_to(s, &own, &l->o, base, me);
-        norm_all(m, m->post ? &l->attn_norm : &l->mlp_norm, s->x, own.hidden, t->n);
+        norm_all(m, m->post ? &l->attn_norm : &l->mlp_norm, s->x, own.hidden, lo, hi);
         mlp(s, &own, l, me);
         add_to(s, &own, &l->down, base, me);
         if (m->post)
-            norm_all(m, &l->mlp_norm, s->x, own.hidden, t->n);
+            norm_all(m, &l->mlp_norm, s->x, own.hidden, lo, hi);
     }
-    for (int64_t j = 0; j < t->m; j++) { // the wanted ones move to the front, in ascending order
+    if (m->post)
+        made(s);
+    const int64_t chosen = shared(s) && me ? 0 : t->m;
+    for (int64_t j = 0; j < chosen; j++) { // the wanted ones move to the front, in ascending order
         const float *x = base + t->wanted[j] * d;
         if (m->post)
             memmove(own.hidden + j * d, x, 4 * (size_t)d);
         else
             normalise(&m->norm, m->layernorm, m->eps, x, own.hidden + j * d, d);
     }
-    int64_t lo, hi;
+    prepare(&own.in, &m->head, own.hidden, t->m, 0, chosen);
+    made(s);
     share(s, me, m->vocab, &lo, &hi);
-    prepare(&own.in, &m->head, own.hidden, t->m);
     multiply(&m->head, &own.in, t->m, lo, hi, t->logits, m->vocab);
     for (int64_t j = 0; j < t->m; j++) {
         float *y = t->logits + j * m->vocab, strange = 0;

@@ -8,6 +8,8 @@
 #define PARTS (TILE / LANES) // vectors of a tile's rows
 #define BLOCK 32             // inputs that are rounded with one scale
 #define AHEAD 4096           // bytes
+#define MANY 8               // inputs for which other loops are worth it
+#define WIDE (LANES == 16 ? 8 : 4) // inputs that a tile meets at once
 
 // native/binding.py has the same structure.
 typedef struct {
@@ -22,10 +24,11 @@ typedef struct {
 typedef struct {
     const float *x; // (n, cols)
     float *split;   // (n, cols), for bf16 weights: see `part`
-    int8_t *q;      // (n, cols), rounded
-    float *scale;   // (n, cols / 32), of the rounded ones
-    float *total;   // (n, cols / 32), sums of what is multiplied
-    int32_t *start; // (n, cols / 32): what a block's sum of products q begins with
+    // What a tile meets lies in its order: (n / WIDE, …, WIDE), and the inputs left over one by one.
+    int32_t *q;     // (cols / 4), rounded, four in a word
+    float *scale;   // (cols / 32), of the rounded ones
+    float *total;   // (cols / 32), sums of what is multiplied
+    int32_t *start; // (cols / 32): what a block's sum of products q begins with
     float *wide;    // (16, cols), room for rows of bf16 weights
 } Inputs;
 
@@ -48,34 +51,63 @@ static void split(const float *x, float *y, int64_t k) {
     memcpy(y + i, x + i, 4 * (size_t)(k - i));
 }
 
-static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n) {
+// The sum of (x - centre)^power.
+INLINE float moment(int power, float centre, const float *x, int64_t k) {
+    vf total = {0};
+    float rest = 0;
+    int64_t i = 0;
+    for (; i + LANES <= k; i += LANES) {
+        vf v = load(F32, x, i) - centre;
+        if (power == 2)
+            v *= v;
+        total += v;
+    }
+    for (; i < k; i++)
+        rest += power == 2 ? (x[i] - centre) * (x[i] - centre) : x[i] - centre;
+    return sum(total) + rest;
+}
+
+// A block of an input, rounded with one scale: number `at` of what has a number for each block, its
+// words `group` apart. `shift`: what the weights lie above.
+INLINE void round_block(Inputs *in, const float *x, int32_t *words, int64_t at, int group,
+                        int32_t shift) {
+    vf size = {0}, whole = {0};
+    for (int i = 0; i < BLOCK; i += LANES)
+        size = largest(size, largest(load(F32, x, i), -load(F32, x, i)));
+    const float step = top(size) / 127, by = step > 0 ? step : 1;
+    int8_t q[BLOCK];
+    for (int i = 0; i < BLOCK; i += LANES) {
+        const vf v = nearest(load(F32, x, i) / by);
+        *(vb *)(q + i) = __builtin_convertvector(__builtin_convertvector(v, vi), vb);
+        whole += v;
+    }
+    for (int i = 0; i < BLOCK / 4; i++)
+        memcpy(words + i * group, q + 4 * i, 4);
+    const float all = sum(whole), strange = all - all; // NaN, if an input is not finite, else 0
+    in->scale[at] = step + strange;
+    in->total[at] = in->scale[at] * all;
+    in->start[at] = strange == 0 ? -shift * (int32_t)all : 0;
+}
+
+// Of n inputs x those from lo to hi.
+static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n, int64_t lo,
+                    int64_t hi) {
+    const int64_t k = m->cols, blocks = k / BLOCK, grouped = n / WIDE * WIDE;
+    const int32_t shift = m->kind == INT8 ? EXCESS : m->minimum ? 0 : 8;
     in->x = x;
-    for (int64_t i = 0; m->kind == BF16 && i < n; i++)
-        split(x + i * m->cols, in->split + i * m->cols, m->cols);
-    const int tiled = m->kind == INT8 || m->kind == INT4;
-    const int32_t shift = m->kind == INT8 ? EXCESS : m->minimum ? 0 : 8; // of the weights
-    for (int64_t b = 0; tiled && b < n * m->cols / BLOCK; b++) {
-        vf size = {0}, total = {0};
-        for (int i = 0; i < BLOCK; i += LANES) {
-            vf v = load(F32, x, b * BLOCK + i);
-            size = largest(size, largest(v, -v));
-            total += v;
-        }
-        if (!m->rounded) {
-            in->total[b] = sum(total);
-            continue;
-        }
-        const float step = top(size) / 127, by = step > 0 ? step : 1;
-        vf whole = {0};
-        for (int i = 0; i < BLOCK; i += LANES) {
-            vf v = nearest(load(F32, x, b * BLOCK + i) / by);
-            *(vb *)(in->q + b * BLOCK + i) = __builtin_convertvector(__builtin_convertvector(v, vi), vb);
-            whole += v;
-        }
-        const float all = sum(whole), strange = all - all; // NaN, if an input is not finite, else 0
-        in->scale[b] = step + strange;
-        in->total[b] = in->scale[b] * all;
-        in->start[b] = strange == 0 ? -shift * (int32_t)all : 0;
+    for (int64_t i = lo; i < hi; i++) {
+        const float *of = x + i * k;
+        const int group = i < grouped ? WIDE : 1;
+        const int64_t first = i / group * group, place = i - first;
+        if (m->kind == BF16)
+            split(of, in->split + i * k, k);
+        else if (m->rounded)
+            for (int64_t b = 0; b < blocks; b++)
+                round_block(in, of + b * BLOCK, in->q + (first * k + b * BLOCK * group) / 4 + place,
+                            first * blocks + b * group + place, group, shift);
+        else if (m->kind != F32)
+            for (int64_t b = 0; b < blocks; b++)
+                in->total[first * blocks + b * group + place] = moment(1, 0, of + b * BLOCK, BLOCK);
     }
 }
 
@@ -131,20 +163,19 @@ INLINE void dense(int kind, int count, int chains, int cols, const void *w, int6
         }
 }
 
-// One block of a tile times one input: for each row the sum of 32 products, a part of 16 rows.
-INLINE void rounded_block(int kind, int cols, const vi *w, const int8_t *q, int64_t k,
-                          vi d[][PARTS]) {
+// One block of a tile times `cols` inputs: for each row the sum of 32 products, a part of 16 rows.
+INLINE void rounded_block(int kind, int cols, const vi *w, const int32_t *q, vi d[][PARTS]) {
     const int words = kind == INT8 ? 8 : 4;
     for (int i = 0; i < words; i++)
         for (int p = 0; p < PARTS; p++) {
             vi a = w[i * PARTS + p], low = a & 0x0f0f0f0f, high = (a >> 4) & 0x0f0f0f0f;
             for (int c = 0; c < cols; c++) {
-                const int32_t *x = (const int32_t *)(q + c * k);
+                const int32_t *x = q + c;
                 if (kind == INT8) {
-                    d[c][p] = dot_signed(d[c][p], a, x[i] - (vi){0});
+                    d[c][p] = dot_signed(d[c][p], a, x[i * cols] - (vi){0});
                 } else {
-                    d[c][p] = dot_nibbles(d[c][p], low, x[2 * i] - (vi){0});
-                    d[c][p] = dot_nibbles(d[c][p], high, x[2 * i + 1] - (vi){0});
+                    d[c][p] = dot_nibbles(d[c][p], low, x[2 * i * cols] - (vi){0});
+                    d[c][p] = dot_nibbles(d[c][p], high, x[(2 * i + 1) * cols] - (vi){0});
                 }
             }
         }
@@ -175,51 +206,61 @@ INLINE void tile(int kind, int rounded, int cols, const Matrix *m, int64_t row, 
     const int64_t per_block = words / (k / BLOCK) * PARTS, in_group = m->group / BLOCK;
     const uint16_t *scale = m->scale + row * groups;
     const uint16_t *minimum = m->minimum ? m->minimum + row * groups : NULL;
-    vf y16[4][PARTS] = {0};
+    const int lows = minimum || !(rounded || kind == INT8); // else `start` has taken them off
+    vf sums[WIDE][PARTS] = {0};
     for (int64_t g = 0; g < groups; g++) {
-        vf part[4][PARTS] = {0};
-        float total[4] = {0};
+        vf part[WIDE][PARTS] = {0};
         for (int64_t b = g * in_group; b < (g + 1) * in_group; b++, w += per_block) {
-            vi d[4][PARTS] = {0};
+            vi d[WIDE][PARTS] = {0};
             ask_ahead(w, per_block * (int64_t)sizeof(vi));
             if (rounded)
-                rounded_block(kind, cols, w, in->q + at * k + b * BLOCK, k, d);
+                rounded_block(kind, cols, w, in->q + (at * k + b * BLOCK * cols) / 4, d);
             else
                 float_block(kind, cols, w, in->x + at * k + b * BLOCK, k, part);
-            for (int c = 0; c < cols; c++) {
-                const int64_t block = (at + c) * (k / BLOCK) + b;
-                total[c] += in->total[block];
-                for (int p = 0; rounded && p < PARTS; p++) {
+            for (int c = 0; rounded && c < cols; c++) {
+                const int64_t block = at * (k / BLOCK) + b * cols + c;
+                for (int p = 0; p < PARTS; p++) {
                     vi whole = kind == INT4 ? nibbles_total(d[c][p]) : d[c][p];
                     whole += in->start[block];
                     part[c][p] += __builtin_convertvector(whole, vf) * in->scale[block];
                 }
             }
         }
-        for (int p = 0; p < PARTS; p++) {
-            vf s = halves(scale + g * TILE + p * LANES);
+        float total[WIDE] = {0}; // of what is multiplied
+        for (int64_t b = g * in_group; lows && b < (g + 1) * in_group; b++)
             for (int c = 0; c < cols; c++)
-                y16[c][p] += s * part[c][p];
-            if (!minimum && (rounded || kind == INT8))
-                continue; // what is to be taken off, `start` has
+                total[c] += in->total[at * (k / BLOCK) + b * cols + c];
+        for (int p = 0; p < PARTS; p++) {
+            const int64_t from = g * TILE + p * LANES;
+            vf s = halves(scale + from);
+            for (int c = 0; c < cols; c++)
+                sums[c][p] += s * part[c][p];
+            if (!lows)
+                continue;
             vf low = s * -8.0f;
             if (minimum)
-                low = halves(minimum + g * TILE + p * LANES);
+                low = halves(minimum + from);
             for (int c = 0; c < cols; c++)
-                y16[c][p] += low * total[c];
+                sums[c][p] += low * total[c];
         }
     }
     for (int c = 0; c < cols; c++)
-        for (int r = 0; r < TILE && row + r < m->rows; r++)
-            y[(at + c) * stride + row + r] = y16[c][r / LANES][r % LANES];
+        for (int p = 0; p < PARTS; p++) {
+            const int64_t left = m->rows - row - p * LANES;
+            float *to = y + (at + c) * stride + row + p * LANES;
+            if (left >= LANES)
+                store(to, sums[c][p]);
+            for (int r = 0; left < LANES && r < left; r++)
+                to[r] = sums[c][p][r];
+        }
 }
 
 INLINE void tiles(int kind, int rounded, const Matrix *m, const Inputs *in, int64_t n, int64_t lo,
                   int64_t hi, float *y, int64_t stride) {
     for (int64_t row = lo; row < hi; row += TILE) {
         int64_t at = 0;
-        for (; at + 4 <= n; at += 4)
-            tile(kind, rounded, 4, m, row, in, at, y, stride);
+        for (; at + WIDE <= n; at += WIDE)
+            tile(kind, rounded, WIDE, m, row, in, at, y, stride);
         for (; at < n; at++)
             tile(kind, rounded, 1, m, row, in, at, y, stride);
     }
@@ -229,7 +270,7 @@ INLINE void tiles(int kind, int rounded, const Matrix *m, const Inputs *in, int6
 // inputs, of 16 rows that stay in the cache while all inputs pass.
 INLINE void rows(int kind, const Matrix *m, const Inputs *in, int64_t n, int64_t lo, int64_t hi,
                  float *y, int64_t stride) {
-    const int64_t k = m->cols, many = n >= 8 ? n / 4 * 4 : 0;
+    const int64_t k = m->cols, many = n >= MANY ? n / 4 * 4 : 0;
     for (int64_t row = lo; row < hi; row += TILE) {
         const int64_t count = least(TILE, hi - row);
         const char *w = (const char *)m->weight + row * k * size_of(kind);
