@@ -69,7 +69,7 @@ def new_cache(model: Transformer, batch_size: int, max_len: int, kv_dtype: str =
     kernel = decoder(model)
     if kernel is not None and batch_size <= MAX_TOKENS:
         at_once = MAX_TOKENS if quantised or _widens(model) else FEW
-        _kernels[cache] = _Kernel(kernel, at_once, cuts=quantised)
+        _kernels[cache] = _Kernel(kernel, MAX_TOKENS, cuts=True)
     return cache
 
 

@@ -85,12 +85,12 @@ static Own own_buffers(const Model *m, char *memory, int64_t n, int64_t *bytes) 
     Own own;
     own.hidden = (float *)cut(&at, 4 * n * m->d_model);
     own.mixed = (float *)cut(&at, 4 * n * wide);
-    own.in.split = (float *)cut(&at, 4 * n * widest);
+    own.in.words = (int32_t *)cut(&at, 4 * n * widest);
     own.in.q = (int32_t *)cut(&at, n * widest);
     own.in.scale = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
     own.in.total = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
     own.in.start = (int32_t *)cut(&at, 4 * n * (widest / BLOCK + 1));
-    own.in.wide = (float *)cut(&at, 4 * TILE * widest);
+    own.in.band = (int32_t *)cut(&at, 4 * BAND * widest);
     own.turned = (float *)cut(&at, 4 * SPAN * m->head_dim);
     if (bytes)
         *bytes = at - memory;
@@ -126,7 +126,7 @@ static void share(const Step *s, int me, int64_t rows, int64_t *lo, int64_t *hi)
 
 // Inputs are made by every thread for itself, which is sooner done than met for; many inputs by all
 // threads together, in the buffers of the first.
-static int shared(const Step *s) { return s->tokens->n >= MANY; }
+static int shared(const Step *s) { return s->tokens->n >= WIDE; }
 
 static void mine(const Step *s, int me, int64_t *lo, int64_t *hi) {
     const int64_t n = s->tokens->n, threads = s->team->threads;
@@ -323,10 +323,10 @@ INLINE void pieces(int kind, const Step *s, const Own *own, int64_t layer, int m
                 end++;
             const int64_t at = cells(m, cache, layer, t->row[i], h / group) + span * SPAN;
             const int64_t keys = least(SPAN, t->slot[end - 1] + 1 - span * SPAN);
-            const int many = end - i >= MANY && keys > 0;
+            const int many = end - i >= WIDE && keys > 0;
             if (many && held != at)
                 turn(kind, (const char *)cache->keys + at * k * size_of(kind), keys, k,
-                     own->in.wide, own->turned);
+                     (float *)own->in.band, own->turned);
             held = many ? at : held;
             for (; i + 4 <= end; i += 4)
                 piece(kind, 4, s, layer, i, h, span, many ? own->turned : NULL);
@@ -400,7 +400,7 @@ static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, in
         float *x = s->qkv + i * width + h * k;
         place(m, h < heads ? &l->q_norm : &l->k_norm, x, t->slot[i]);
         if (h < heads) {
-            query(s->cache, x, k, own->in.wide);
+            query(s->cache, x, k, (float *)own->in.band);
         } else {
             const Cache *c = s->cache;
             const int64_t at = cells(m, c, layer, t->row[i], h - heads) + t->slot[i];
@@ -474,7 +474,7 @@ static void run(void *argument, int me) {
     Own own = own_buffers(m, s->own + me * s->own_size, t->n, NULL);
     if (shared(s)) {
         Own all = own_buffers(m, s->own, t->n, NULL);
-        all.in.wide = own.in.wide, all.turned = own.turned;
+        all.in.band = own.in.band, all.turned = own.turned;
         own = all;
     }
     int64_t lo, hi;

@@ -8,8 +8,8 @@
 #define PARTS (TILE / LANES) // vectors of a tile's rows
 #define BLOCK 32             // inputs that are rounded with one scale
 #define AHEAD 4096           // bytes
-#define MANY 8               // inputs for which other loops are worth it
-#define WIDE (LANES == 16 ? 8 : 4) // inputs that a tile meets at once
+#define WIDE (LANES == 16 ? 8 : 4) // inputs that weights meet at once, if there are as many
+#define BAND (2 * LANES)           // rows of plain weights that do
 
 // native/binding.py has the same structure.
 typedef struct {
@@ -23,13 +23,13 @@ typedef struct {
 // What a matrix multiplies: n rows of floats, and what its kind makes of them.
 typedef struct {
     const float *x; // (n, cols)
-    float *split;   // (n, cols), for bf16 weights: see `part`
-    // What a tile meets lies in its order: (n / WIDE, …, WIDE), and the inputs left over one by one.
+    // What weights meet lies in their order: (n / WIDE, …, WIDE), and the inputs left over one by one.
+    int32_t *words; // (cols), floats or pairs of bf16; left over for bf16: see `part`
     int32_t *q;     // (cols / 4), rounded, four in a word
     float *scale;   // (cols / 32), of the rounded ones
     float *total;   // (cols / 32), sums of what is multiplied
     int32_t *start; // (cols / 32): what a block's sum of products q begins with
-    float *wide;    // (16, cols), room for rows of bf16 weights
+    int32_t *band;  // (cols, BAND), room for rows of plain weights
 } Inputs;
 
 // A vector of words holds two of bf16: the upper halves of the words and the lower ones. A mask and
@@ -89,6 +89,27 @@ INLINE void round_block(Inputs *in, const float *x, int32_t *words, int64_t at, 
     in->start[at] = strange == 0 ? -shift * (int32_t)all : 0;
 }
 
+// Whether many inputs and a matrix's weights are multiplied in pairs.
+INLINE int paired(const Matrix *m) { return PAIRS && m->kind == BF16 && m->cols % 2 == 0; }
+
+INLINE int64_t words_in(const Matrix *m) { return paired(m) ? m->cols / 2 : m->cols; }
+
+// An input of a group, to its place in the group's words.
+INLINE void group_words(const Matrix *m, const float *x, int32_t *words) {
+    for (int64_t i = 0; i < m->cols; i += LANES) {
+        const int64_t count = least(LANES, m->cols - i), per = paired(m) ? 2 : 1;
+        float some[LANES] = {0};
+        int32_t made[LANES];
+        memcpy(some, x + i, 4 * (size_t)count);
+        if (paired(m))
+            to_pairs(some, made);
+        else
+            memcpy(made, some, sizeof made);
+        for (int64_t j = 0; j < count / per; j++)
+            words[(i / per + j) * WIDE] = made[j];
+    }
+}
+
 // Of n inputs x those from lo to hi.
 static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n, int64_t lo,
                     int64_t hi) {
@@ -99,8 +120,10 @@ static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n, int6
         const float *of = x + i * k;
         const int group = i < grouped ? WIDE : 1;
         const int64_t first = i / group * group, place = i - first;
-        if (m->kind == BF16)
-            split(of, in->split + i * k, k);
+        if (m->kind <= BF16 && i < grouped)
+            group_words(m, of, in->words + first * k + place);
+        else if (m->kind == BF16)
+            split(of, (float *)in->words + i * k, k);
         else if (m->rounded)
             for (int64_t b = 0; b < blocks; b++)
                 round_block(in, of + b * BLOCK, in->q + (first * k + b * BLOCK * group) / 4 + place,
@@ -245,14 +268,8 @@ INLINE void tile(int kind, int rounded, int cols, const Matrix *m, int64_t row, 
         }
     }
     for (int c = 0; c < cols; c++)
-        for (int p = 0; p < PARTS; p++) {
-            const int64_t left = m->rows - row - p * LANES;
-            float *to = y + (at + c) * stride + row + p * LANES;
-            if (left >= LANES)
-                store(to, sums[c][p]);
-            for (int r = 0; left < LANES && r < left; r++)
-                to[r] = sums[c][p][r];
-        }
+        for (int p = 0; p < PARTS; p++)
+            put(y + (at + c) * stride + row + p * LANES, sums[c][p], m->rows - row - p * LANES);
 }
 
 INLINE void tiles(int kind, int rounded, const Matrix *m, const Inputs *in, int64_t n, int64_t lo,
@@ -266,35 +283,61 @@ INLINE void tiles(int kind, int rounded, const Matrix *m, const Inputs *in, int6
     }
 }
 
-// Few inputs: a row at a time, as memory streams it. Many: two rows (widened to floats) by four
-// inputs, of 16 rows that stay in the cache while all inputs pass.
+// Rows of plain weights, a word of each in turn; zeros past `count` of them.
+static void pack(const Matrix *m, int64_t row, int64_t count, int32_t *to) {
+    const int64_t words = words_in(m), size = size_of(m->kind);
+    for (int64_t from = 0; from < words; from += 16) // what is written stays in the first cache
+        for (int64_t r = 0; r < BAND; r++) {
+            const char *w = (const char *)m->weight + (row + r) * m->cols * size;
+            for (int64_t i = from; i < least(words, from + 16); i++) {
+                int32_t word = 0;
+                const float number = r < count && !paired(m) ? load1(m->kind, w, i) : 0;
+                if (r < count)
+                    memcpy(&word, paired(m) ? w + 4 * i : (const char *)&number, 4);
+                to[i * BAND + r] = word;
+            }
+        }
+}
+
+// WIDE inputs times a band of rows.
+INLINE void band(int pairs, const int32_t *w, const int32_t *x, int64_t words, int64_t count,
+                 float *y, int64_t stride) {
+    vf total[WIDE][2] = {0};
+    for (int64_t i = 0; i < words; i++)
+        for (int p = 0; p < 2; p++) {
+            const vf a = load(F32, w, i * BAND + p * LANES);
+            for (int c = 0; c < WIDE; c++) {
+                const vf b = (vf)(x[i * WIDE + c] - (vi){0});
+                total[c][p] = pairs ? dot_pairs(total[c][p], a, b) : (vf)(total[c][p] + a * b);
+            }
+        }
+    for (int c = 0; c < WIDE; c++)
+        for (int p = 0; p < 2; p++)
+            put(y + c * stride + p * LANES, total[c][p], count - p * LANES);
+}
+
+// Few inputs: a row at a time, as memory streams it. Many: bands that stay in the cache while all
+// inputs pass.
 INLINE void rows(int kind, const Matrix *m, const Inputs *in, int64_t n, int64_t lo, int64_t hi,
                  float *y, int64_t stride) {
-    const int64_t k = m->cols, many = n >= MANY ? n / 4 * 4 : 0;
-    for (int64_t row = lo; row < hi; row += TILE) {
-        const int64_t count = least(TILE, hi - row);
-        const char *w = (const char *)m->weight + row * k * size_of(kind);
-        for (int64_t i = 0; kind != F32 && many && i < count * k; i++)
-            in->wide[i] = load1(kind, w, i);
-        const float *wide = kind == F32 ? (const float *)w : in->wide;
-        const float *few = kind == F32 ? in->x : in->split;
-        for (int64_t at = 0; at < many; at += 4) {
-            const float *x = in->x + at * k;
-            float *to = y + at * stride + row;
-            for (int64_t r = 0; r + 2 <= count; r += 2)
-                dense(F32, 2, 1, 4, wide + r * k, k, x, k, to + r, stride);
-            if (count % 2)
-                dense(F32, 1, 2, 4, wide + (count - 1) * k, k, x, k, to + count - 1, stride);
-        }
-        for (int64_t r = 0; r < count; r++) {
-            int64_t at = many;
-            for (; at + 4 <= n; at += 4)
-                dense(kind, 1, 2, 4, w + r * k * size_of(kind), k, few + at * k, k,
-                      y + at * stride + row + r, stride);
-            for (; at < n; at++)
-                dense(kind, 1, 4, 1, w + r * k * size_of(kind), k, few + at * k, k,
-                      y + at * stride + row + r, stride);
-        }
+    const int64_t k = m->cols, grouped = n / WIDE * WIDE, words = words_in(m);
+    for (int64_t row = lo; grouped && row < hi; row += BAND) {
+        const int64_t count = least(BAND, hi - row);
+        pack(m, row, count, in->band);
+        for (int64_t at = 0; at < grouped; at += WIDE)
+            if (paired(m))
+                band(1, in->band, in->words + at * k, words, count, y + at * stride + row, stride);
+            else
+                band(0, in->band, in->words + at * k, words, count, y + at * stride + row, stride);
+    }
+    const float *few = kind == F32 ? in->x : (const float *)in->words;
+    for (int64_t row = lo; row < hi; row++) {
+        const void *w = (const char *)m->weight + row * k * size_of(kind);
+        int64_t at = grouped;
+        for (; at + 4 <= n; at += 4)
+            dense(kind, 1, 2, 4, w, k, few + at * k, k, y + at * stride + row, stride);
+        for (; at < n; at++)
+            dense(kind, 1, 4, 1, w, k, few + at * k, k, y + at * stride + row, stride);
     }
 }
 

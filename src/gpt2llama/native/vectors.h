@@ -69,6 +69,12 @@ INLINE float load1(int kind, const void *p, int64_t i) {
 }
 
 INLINE void store(float *p, vf x) { *(vf *)p = x; }
+INLINE void put(float *p, vf x, int64_t count) { // as many as there are
+    if (count >= LANES)
+        store(p, x);
+    for (int i = 0; count < LANES && i < count; i++)
+        p[i] = x[i];
+}
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf choose(vi yes, vf a, vf b) { return (vf)((yes & (vi)a) | (~yes & (vi)b)); }
 INLINE vf largest(vf a, vf b) { return choose(a > b, a, b); } // b where one is NaN
@@ -184,4 +190,19 @@ INLINE vi dot_signed(vi d, vi w, vi x) {
 }
 INLINE vi dot_nibbles(vi d, vi w, vi x) { return dot_signed(d, w, x); }
 INLINE vi nibbles_total(vi d) { return d; }
+#endif
+
+// Many inputs and bf16 weights meet in pairs, where the machine multiplies those.
+#if defined(__AVX512BF16__) && LANES == 16
+#define PAIRS 1
+INLINE vf dot_pairs(vf d, vf w, vf x) {
+    return (vf)_mm512_dpbf16_ps((__m512)d, (__m512bh)w, (__m512bh)x);
+}
+INLINE void to_pairs(const float *x, int32_t *words) { // LANES numbers, to the nearest
+    _mm256_storeu_si256((void *)words, (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x)));
+}
+#else
+#define PAIRS 0
+INLINE vf dot_pairs(vf d, vf w, vf x) { return d + w * x; }
+INLINE void to_pairs(const float *x, int32_t *words) { memcpy(words, x, 4); }
 #endif
