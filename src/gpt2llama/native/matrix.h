@@ -283,20 +283,34 @@ INLINE void tiles(int kind, int rounded, const Matrix *m, const Inputs *in, int6
     }
 }
 
-// Rows of plain weights, a word of each in turn; zeros past `count` of them.
-static void pack(const Matrix *m, int64_t row, int64_t count, int32_t *to) {
-    const int64_t words = words_in(m), size = size_of(m->kind);
-    for (int64_t from = 0; from < words; from += 16) // what is written stays in the first cache
-        for (int64_t r = 0; r < BAND; r++) {
-            const char *w = (const char *)m->weight + (row + r) * m->cols * size;
-            for (int64_t i = from; i < least(words, from + 16); i++) {
-                int32_t word = 0;
-                const float number = r < count && !paired(m) ? load1(m->kind, w, i) : 0;
-                if (r < count)
-                    memcpy(&word, paired(m) ? w + 4 * i : (const char *)&number, 4);
-                to[i * BAND + r] = word;
-            }
+// A row's word i: a float, or two of bf16.
+INLINE int32_t word_at(int pairs, int kind, const char *row, int64_t i) {
+    const float number = pairs ? 0 : load1(kind, row, i);
+    int32_t word;
+    memcpy(&word, pairs ? row + 4 * i : (const char *)&number, 4);
+    return word;
+}
+
+// A band's words in the order of `band`; zeros where there are no more than `count` rows.
+INLINE void pack(int pairs, int kind, const char *w, int64_t k, int64_t count, int32_t *to) {
+    const int64_t words = pairs ? k / 2 : k, step = k * size_of(kind);
+    for (int part = 0; part < BAND; part += LANES, w += LANES * step) {
+        int64_t i = 0;
+        for (; count - part >= LANES && i + LANES <= words; i += LANES) {
+            vi v[LANES];
+#pragma GCC unroll 16
+            for (int r = 0; r < LANES; r++)
+                v[r] = pairs ? *(const vi *)(w + r * step + 4 * i) : (vi)load(kind, w + r * step, i);
+            transpose(v);
+#pragma GCC unroll 16
+            for (int j = 0; j < LANES; j++)
+                *(vi *)(to + (i + j) * BAND + part) = v[j];
         }
+        for (; i < words; i++)
+            for (int r = 0; r < LANES; r++)
+                to[i * BAND + part + r] =
+                    part + r < count ? word_at(pairs, kind, w + r * step, i) : 0;
+    }
 }
 
 // WIDE inputs times a band of rows.
@@ -323,7 +337,11 @@ INLINE void rows(int kind, const Matrix *m, const Inputs *in, int64_t n, int64_t
     const int64_t k = m->cols, grouped = n / WIDE * WIDE, words = words_in(m);
     for (int64_t row = lo; grouped && row < hi; row += BAND) {
         const int64_t count = least(BAND, hi - row);
-        pack(m, row, count, in->band);
+        const char *w = (const char *)m->weight + row * k * size_of(kind);
+        if (paired(m))
+            pack(1, kind, w, k, count, in->band);
+        else
+            pack(0, kind, w, k, count, in->band);
         for (int64_t at = 0; at < grouped; at += WIDE)
             if (paired(m))
                 band(1, in->band, in->words + at * k, words, count, y + at * stride + row, stride);

@@ -192,6 +192,33 @@ INLINE vi dot_nibbles(vi d, vi w, vi x) { return dot_signed(d, w, x); }
 INLINE vi nibbles_total(vi d) { return d; }
 #endif
 
+// LANES vectors of words become columns: four rounds that interleave the first half with the second.
+INLINE void transpose(vi v[LANES]) {
+#if defined(__AVX512F__) && LANES == 16
+    const __m512i low = {0x1000000000, 0x1100000001, 0x1200000002, 0x1300000003,
+                         0x1400000004, 0x1500000005, 0x1600000006, 0x1700000007};
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+#pragma GCC unroll 4
+    for (int round = 0; round < 4; round++) {
+        vi to[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            const __m512i a = (__m512i)v[i / 2], b = (__m512i)v[i / 2 + LANES / 2];
+            to[i] = (vi)_mm512_permutex2var_epi32(a, i % 2 ? high : low, b);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            v[i] = to[i];
+    }
+#else
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < i; j++) {
+            const int32_t word = v[i][j];
+            v[i][j] = v[j][i], v[j][i] = word;
+        }
+#endif
+}
+
 // Many inputs and bf16 weights meet in pairs, where the machine multiplies those.
 #if defined(__AVX512BF16__) && LANES == 16
 #define PAIRS 1
