@@ -106,17 +106,51 @@ def test_bf16_weights_and_cache() -> None:
     twin = make(model.config, dtype=torch.float32)
     twin.load_state_dict(model.state_dict())
     ids = tokens(1, CONTEXT)
-    cache = KVCache(model.config, 1, CONTEXT)
-    close(kernel(model).step(ids, cache, keep=CONTEXT), twin, ids)
+    fast, cache = kernel(model), KVCache(model.config, 1, CONTEXT)
+    parts = [fast.step(part, cache, keep=part.shape[1]) for part in ids.split([3, 1, 3, 2, 3], 1)]
+    close(torch.cat(parts, 1), twin, ids)
     halved = KVCache(model.config, 1, CONTEXT, dtype=torch.bfloat16)
     twin_cache = KVCache(model.config, 1, CONTEXT, dtype=torch.bfloat16)
-    fast = kernel(model)
     for t in range(CONTEXT):
         got = fast.step(ids[:, t : t + 1], halved)
         want = twin(ids[:, t : t + 1], cache=twin_cache)
     # A key near the middle of two bf16 numbers may be rounded to the other one.
     torch.testing.assert_close(halved.keys.float(), twin_cache.keys.float(), rtol=2**-7, atol=1e-3)
     torch.testing.assert_close(got, want, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("size", [48, 70])  # whole vectors of pairs, and what is left over
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_inputs_of_a_plain_matrix(dtype: torch.dtype, size: int) -> None:
+    """Bands of rows, of which the last is not full, in groups of inputs and what is left over. Where
+    pairs of bf16 are multiplied the inputs are rounded to bf16 as well, as PyTorch's are."""
+    cfg = BASE.replace(d_model=size, n_heads=2, vocab_size=101, n_layers=1, position="none")
+    cfg = cfg.replace(tie_embeddings=False)
+    model, ids = make(cfg, dtype=dtype), torch.arange(37)[None]
+    for module in (model.layers[0].self_attn.o_proj, model.layers[0].mlp.down_proj):
+        module.weight.zero_()
+        if module.bias is not None:
+            module.bias.zero_()
+    twin = make(cfg, dtype=torch.float32)
+    twin.load_state_dict(model.state_dict())
+    exact, rounded = (
+        torch.nn.functional.linear(hidden, twin.lm_head.weight)
+        for hidden in (twin.hidden(ids), twin.hidden(ids).bfloat16().float())
+    )
+    for n in (1, 3, 4, 7, 8, 13, 37):
+        got = kernel(model).step(ids[:, :n], KVCache(cfg, 1, 37), keep=n)
+        near = [(got - want[:, :n]).abs().amax(-1) < 1e-4 for want in (exact, rounded)]
+        assert near[0].all() if dtype == torch.float32 or n < 4 else (near[0] | near[1]).all()
+
+
+def test_many_tokens_of_bf16_are_as_exact_as_pytorchs() -> None:
+    cfg = BASE.replace(max_seq_len=64, d_model=64, d_ff=128, n_layers=4)
+    model, ids = make(cfg, dtype=torch.bfloat16), tokens(1, 64)
+    exact = Transformer(cfg).double().eval()
+    exact.load_state_dict(model.state_dict())
+    want = exact(ids)
+    got = kernel(model).step(ids, KVCache(cfg, 1, 64, dtype=torch.bfloat16), keep=64)
+    assert (got - want).norm() <= (model(ids) - want).norm()
 
 
 SCHEMES = [
@@ -224,8 +258,10 @@ def test_long_context_in_pieces() -> None:
         cfg = BASE.replace(max_seq_len=400, sliding_window=window)
         model, ids = make(cfg, dtype=torch.float32), tokens(1, 400)
         fast, cache = kernel(model), KVCache(cfg, 1, 400)
-        parts = [fast.step(part, cache, keep=part.shape[1]) for part in ids.split(30, 1)]
-        close(torch.cat(parts, 1), model, ids)
+        for sizes in ([30] * 13 + [10], [250, 1, 3, 146]):
+            cache.truncate(0)
+            parts = [fast.step(part, cache, keep=part.shape[1]) for part in ids.split(sizes, 1)]
+            close(torch.cat(parts, 1), model, ids)
 
 
 @pytest.mark.parametrize("head_dim", [64, 88])  # four vectors at once, and what is left over
@@ -308,10 +344,10 @@ def test_greedy_takes_the_first_of_equal_ones_and_no_nonsense() -> None:
 @pytest.mark.parametrize(
     ("ids", "keep", "named"),
     [
-        (torch.zeros(2, MAX_TOKENS, dtype=torch.long), 1, "1 to 64 ids"),
+        (torch.zeros(2, MAX_TOKENS, dtype=torch.long), 1, f"1 to {MAX_TOKENS} ids"),
         (torch.zeros(1, 2, dtype=torch.long), 1, "of the cache's rows"),
-        (torch.zeros(2, 0, dtype=torch.long), 1, "1 to 64 ids"),
-        (torch.zeros(2, 2, dtype=torch.long), 3, "1 to 64 ids"),
+        (torch.zeros(2, 0, dtype=torch.long), 1, f"1 to {MAX_TOKENS} ids"),
+        (torch.zeros(2, 2, dtype=torch.long), 3, f"1 to {MAX_TOKENS} ids"),
         (torch.zeros(2, 8, dtype=torch.long), 1, "cache holds 7 tokens"),
         (torch.full((2, 1), VOCAB), 1, f"from 0 to {VOCAB - 1}"),
         (torch.full((2, 1), -1), 1, f"from 0 to {VOCAB - 1}"),
@@ -368,11 +404,33 @@ def test_what_is_smaller_than_the_config_says_is_not_read(where: str, put: nn.Mo
     assert decoder(model) is None
 
 
+def test_many_rows_of_a_token_and_few_of_many() -> None:
+    """Groups of inputs that reach over rows of different lengths."""
+    cfg = BASE.replace(max_seq_len=140)
+    model, ids = make(cfg, dtype=torch.float32), tokens(11, 140)
+    fast, cache = kernel(model), KVCache(cfg, 11, 140)
+    lengths = [1 + 12 * row for row in range(11)]
+    for row, length in enumerate(lengths):
+        alone = KVCache(cfg, 1, 140)
+        fast.step(ids[row : row + 1, :length], alone)
+        cache.keys[:, row], cache.values[:, row] = alone.keys[:, 0], alone.values[:, 0]
+    cache.length, cache.end = torch.tensor(lengths), max(lengths)
+    cache.positions.copy_(torch.arange(141))
+    parts = torch.stack([ids[row, n : n + 10] for row, n in enumerate(lengths)])
+    assert fast.fits(cache)
+    got = [fast.step(part, cache, keep=part.shape[1]) for part in parts.split([1, 9], 1)]
+    for row, n in enumerate(lengths):
+        close(torch.cat(got, 1)[row : row + 1], model, ids[row : row + 1, : n + 10])
+
+
 def test_caches_it_does_not_fit() -> None:
     fast = kernel(make(BASE, dtype=torch.float32))
     assert not fast.fits(KVCache(BASE, 1, 8, dtype=torch.float64))
     for changes in ({"n_layers": 1}, {"n_kv_heads": 2}, {"head_dim": 6}):
-        assert not fast.fits(KVCache(BASE.replace(**changes), 1, 8))
+        other = KVCache(BASE.replace(**changes), 1, 8)
+        assert not fast.fits(other)
+        with pytest.raises(InputError, match="cannot read this cache"):
+            fast.step(tokens(1, 2), other)
     assert not fast.fits(KVCache(BASE, 1, 8, dtype=torch.int8))  # without scales
     moved = KVCache(BASE, 1, 8)
     make(BASE, dtype=torch.float32)(tokens(1, 3), cache=moved, positions=torch.tensor([[0, 2, 5]]))

@@ -47,7 +47,7 @@ def generate(
     speculate: Annotated[
         str | None, typer.Option(help="Guess ahead: lookup (in the text), or a smaller model.")
     ] = None,
-    draft_tokens: Annotated[int, typer.Option(min=1, help="Guesses at a time.")] = 4,
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Guesses at a time.")] = 3,
     quant: Quant = None,
     kv_dtype: KVDtype = "auto",
     ignore_key: IgnoreKey = None,

@@ -33,7 +33,7 @@ class Chat:
         max_new_tokens: int = 512,
         kv_dtype: str = "auto",
         speculate: str | Transformer | None = None,
-        draft_tokens: int = 4,
+        draft_tokens: int = 3,
         **sampling: Any,
     ) -> None:
         """kv_dtype, speculate, draft_tokens: as of `decode`. sampling: fields of SamplingConfig.

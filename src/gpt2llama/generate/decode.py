@@ -62,7 +62,7 @@ def decode(
     vocab_size: int | None = None,
     kv_dtype: str = "auto",
     speculate: str | Transformer | None = None,
-    draft_tokens: int = 4,
+    draft_tokens: int = 3,
     prefix: PrefixCache | None = None,
 ) -> Iterator[None]:
     """Generates into `rows` until each has its finish_reason; yields at every token of theirs.
@@ -236,7 +236,7 @@ def generate_ids(
     stop_ids: Collection[int] = (),
     kv_dtype: str = "auto",
     speculate: str | Transformer | None = None,
-    draft_tokens: int = 4,
+    draft_tokens: int = 3,
     prefix: PrefixCache | None = None,
     **sampling: Any,
 ) -> list[list[int]]:
@@ -271,7 +271,7 @@ def complete(
     stop_ids: Collection[int] | None = None,
     kv_dtype: str = "auto",
     speculate: str | Transformer | None = None,
-    draft_tokens: int = 4,
+    draft_tokens: int = 3,
     prefix: PrefixCache | None = None,
     **sampling: Any,
 ) -> tuple[list[Completion], Iterator[None]]:

@@ -27,7 +27,7 @@ KV_DTYPES = ("auto", "fp32", "bf16", "int8")
 
 CHUNK = 512  # tokens that PyTorch takes at once: a long prompt's memory is bounded
 MOMENT = 0.02  # seconds that the kernel goes on by itself, and a stream waits
-FEW = 16  # tokens of plain weights up to which the kernel beats PyTorch's matrix products
+FEW = 16  # tokens of plain weights up to which a kernel of narrow vectors beats PyTorch
 
 
 @dataclass
@@ -68,8 +68,9 @@ def new_cache(model: Transformer, batch_size: int, max_len: int, kv_dtype: str =
         cache = KVCache(model.config, batch_size, max_len, dtype, parameter.device)
     kernel = decoder(model)
     if kernel is not None and batch_size <= MAX_TOKENS:
-        at_once = MAX_TOKENS if quantised or _widens(model) else FEW
-        _kernels[cache] = _Kernel(kernel, MAX_TOKENS, cuts=True)
+        cuts = quantised or kernel.wide
+        at_once = MAX_TOKENS if cuts or _widens(model) else FEW
+        _kernels[cache] = _Kernel(kernel, at_once, cuts)
     return cache
 
 

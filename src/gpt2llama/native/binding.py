@@ -23,7 +23,7 @@ from ..model.transformer import MLP, Attention, Block, Transformer
 from ..quant.linear import TILE, QuantEmbedding, QuantLinear
 from .build import CannotBuild, library
 
-MAX_TOKENS = 128  # in a step, over all rows
+MAX_TOKENS = 256  # in a step, over all rows
 NOT_FINITE = "the model's logits are not finite: its weights hold NaN or infinity"
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _INT8, _INT4 = 2, 3
@@ -117,6 +117,7 @@ class NativeDecoder:
         cfg = self.config = model.config
         self._model, self._kept = model, []  # type: tuple[Transformer, list[Tensor]]
         self._library, self._contexts = _bind(), 0
+        self.wide = self._library.lanes() >= 8  # whether it is the faster one for many tokens, too
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._last: tuple[list[Any], _Cache] = [], _Cache()
         self._layers = (_Layer * cfg.n_layers)(*(self._layer(block) for block in model.layers))
@@ -146,18 +147,10 @@ class NativeDecoder:
     def fits(self, cache: KVCache) -> bool:
         """Whether it can go on with this cache: on the CPU, of this model's sizes and a kind it
         reads, positions plain. Then those of the free slots become what a step would make them."""
-        cfg, keys, values = self.config, cache.keys, cache.values
-        slots, rows = torch.arange(cache.max_len + 1), len(cache.length)
-        scales = [s.shape for s in _scales(cache) if s is not None]
+        slots = torch.arange(cache.max_len + 1)
         fits = (
-            keys.device.type == "cpu"
-            and keys.dtype in _KINDS
-            and keys.shape == (cfg.n_layers, rows, cfg.kv_heads, len(slots), cfg.head_size)
-            and (values.shape, values.dtype) == (keys.shape, keys.dtype)
-            and scales == [keys.shape[:-1]] * (2 if keys.dtype == torch.int8 else 0)
-            and keys.is_contiguous()
-            and values.is_contiguous()
-            and (self._model.position_limit >= cache.max_len)
+            self._reads(cache)
+            and self._model.position_limit >= cache.max_len
             and all(
                 torch.equal(row[:n], slots[:n])
                 for row, n in zip(cache.positions, cache.length.tolist(), strict=True)
@@ -166,6 +159,18 @@ class NativeDecoder:
         if fits:
             cache.positions.copy_(slots)
         return fits
+
+    def _reads(self, cache: KVCache) -> bool:
+        cfg, keys, values, scales = self.config, cache.keys, cache.values, _scales(cache)
+        slots, rows = cache.max_len + 1, len(cache.length)
+        sized = scales if keys.dtype == torch.int8 else []
+        return (
+            keys.dtype in _KINDS
+            and keys.shape == (cfg.n_layers, rows, cfg.kv_heads, slots, cfg.head_size)
+            and (values.shape, values.dtype) == (keys.shape, keys.dtype)
+            and all(s is not None and s.shape == keys.shape[:-1] for s in sized)
+            and all(t.device.type == "cpu" and t.is_contiguous() for t in (keys, values, *sized))
+        )
 
     def step(self, ids: Tensor, cache: KVCache, keep: int = 1) -> Tensor:
         """Appends ids, int64 (B, T), to a cache that fits; fp32 logits (B, keep, V) of the last.
@@ -251,6 +256,8 @@ class NativeDecoder:
         tensors = [cache.keys, cache.values, *_scales(cache)]
         before, held = self._last
         if len(before) != len(tensors) or any(map(is_not, before, tensors)):
+            if not self._reads(cache):
+                raise InputError("the kernel cannot read this cache; ask fits() before step()")
             places = [None if t is None else t.data_ptr() for t in tensors]
             held = _Cache(*places, len(cache.length), cache.max_len + 1, _KINDS[cache.keys.dtype])
             self._last = tensors, held
@@ -438,6 +445,7 @@ def _bind() -> Any:
         kernel.decode.argtypes = step
         kernel.greedy.restype = c_int64
         kernel.greedy.argtypes = (*step, POINTER(_Choices))
+        kernel.lanes.restype = c_int
         kernel.read_all.restype = c_int32
         kernel.read_all.argtypes = (c_void_p, c_void_p, c_int64)
     return kernel

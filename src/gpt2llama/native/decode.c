@@ -59,9 +59,9 @@ typedef struct {
     const Model *model;
     const Cache *cache;
     Tokens *tokens;
-    float *x, *qkv, *inner, *gate, *piece; // shared: see `scratch`
-    int64_t pieces;                        // of SPAN keys, in the longest row
-    char *own;                             // each thread's, own_size bytes
+    float *x, *qkv, *inner, *gate, *piece; // of all threads: see `scratch`
+    int64_t pieces; // of attention's answer, of which each sees SPAN keys, or all if shared
+    uintptr_t own;  // each thread's, own_size bytes
     int64_t own_size;
 } Step;
 
@@ -69,52 +69,53 @@ typedef struct {
 typedef struct {
     float *hidden, *mixed; // (n, D): what the blocks read; (n, H E): attention's answer
     Inputs in;
-    float *turned; // (SPAN / PANEL, E, PANEL): keys
+    float *turned, *some; // (SPAN / PANEL, E, PANEL): keys; (4, E + 2): a span's answers
 } Own;
 
-// Cuts memory into buffers, each on a cache line of its own; with NULL it only counts.
-static char *cut(char **at, int64_t bytes) {
-    char *here = *at;
-    *at += (bytes + 63) / 64 * 64;
+// Cuts memory into buffers, each on a cache line of its own; from 0 it only counts.
+static void *cut(uintptr_t *at, int64_t bytes) {
+    void *here = (void *)*at;
+    *at += (uintptr_t)(bytes + 63) / 64 * 64;
     return here;
 }
 
-static Own own_buffers(const Model *m, char *memory, int64_t n, int64_t *bytes) {
-    char *at = memory;
+static Own own_buffers(const Model *m, uintptr_t memory, int64_t n, int64_t *bytes) {
+    uintptr_t at = memory;
     const int64_t wide = m->heads * m->head_dim, widest = most(most(m->d_model, wide), m->d_ff);
     Own own;
-    own.hidden = (float *)cut(&at, 4 * n * m->d_model);
-    own.mixed = (float *)cut(&at, 4 * n * wide);
-    own.in.words = (int32_t *)cut(&at, 4 * n * widest);
-    own.in.q = (int32_t *)cut(&at, n * widest);
-    own.in.scale = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
-    own.in.total = (float *)cut(&at, 4 * n * (widest / BLOCK + 1));
-    own.in.start = (int32_t *)cut(&at, 4 * n * (widest / BLOCK + 1));
-    own.in.band = (int32_t *)cut(&at, 4 * BAND * widest);
-    own.turned = (float *)cut(&at, 4 * SPAN * m->head_dim);
+    own.hidden = cut(&at, 4 * n * m->d_model);
+    own.mixed = cut(&at, 4 * n * wide);
+    own.in.words = cut(&at, 4 * n * widest);
+    own.in.q = cut(&at, n * widest);
+    own.in.scale = cut(&at, 4 * n * (widest / BLOCK + 1));
+    own.in.total = cut(&at, 4 * n * (widest / BLOCK + 1));
+    own.in.start = cut(&at, 4 * n * (widest / BLOCK + 1));
+    own.in.band = cut(&at, 4 * BAND * widest);
+    own.turned = cut(&at, 4 * SPAN * m->head_dim);
+    own.some = cut(&at, 4 * 4 * (m->head_dim + 2));
     if (bytes)
-        *bytes = at - memory;
+        *bytes = (int64_t)(at - memory);
     return own;
 }
 
 static int64_t qkv_width(const Model *m) { return (m->heads + 2 * m->kv_heads) * m->head_dim; }
 
-static char *scratch(Step *s, const Model *m, char *memory, int threads, int64_t n, int64_t slots) {
-    char *at = memory;
-    s->pieces = (slots + SPAN - 1) / SPAN;
-    s->x = (float *)cut(&at, 4 * n * m->d_model);
-    s->qkv = (float *)cut(&at, 4 * n * most(qkv_width(m), m->d_model));
-    s->inner = (float *)cut(&at, 4 * n * m->d_ff);
-    s->gate = (float *)cut(&at, 4 * n * m->d_ff);
-    s->piece = (float *)cut(&at, 4 * n * s->pieces * m->heads * (m->head_dim + 2));
-    own_buffers(m, NULL, n, &s->own_size);
-    s->own = cut(&at, threads * s->own_size);
+static uintptr_t scratch(Step *s, const Model *m, uintptr_t at, int threads, int64_t n,
+                         int64_t slots) {
+    s->pieces = n < WIDE ? (slots + SPAN - 1) / SPAN : 1;
+    s->x = cut(&at, 4 * n * m->d_model);
+    s->qkv = cut(&at, 4 * n * most(qkv_width(m), m->d_model));
+    s->inner = cut(&at, 4 * n * m->d_ff);
+    s->gate = cut(&at, 4 * n * m->d_ff);
+    s->piece = cut(&at, 4 * n * s->pieces * m->heads * (m->head_dim + 2));
+    own_buffers(m, 0, n, &s->own_size);
+    s->own = (uintptr_t)cut(&at, threads * s->own_size);
     return at;
 }
 
 int64_t scratch_bytes(const Model *m, int threads, int64_t n, int64_t slots) {
     Step s;
-    return scratch(&s, m, NULL, threads, n, slots) - (char *)NULL;
+    return (int64_t)scratch(&s, m, 0, threads, n, slots);
 }
 
 // This thread's rows of a matrix.
@@ -218,16 +219,33 @@ INLINE int64_t mix(int kind, int cols, int wide, int64_t i, const float *p, cons
     return i;
 }
 
-// Keys as floats, in the order of the queries' numbers, and turned: (panels, E, PANEL).
-INLINE void turn(int kind, const char *keys, int64_t count, int64_t k, float *room, float *turned) {
-    for (int64_t j = 0; j < count; j++) {
+// Vector e of a key, in the order of the queries' numbers.
+INLINE vf key_part(int kind, const char *key, int64_t e, int64_t k) {
+    const int64_t pair = e / (2 * LANES) * 2 * LANES;
+    const int split = kind == BF16 && pair + 2 * LANES <= k;
+    return split ? part(kind, key, pair, e > pair) : load(kind, key, e);
+}
+
+// Keys as floats, and turned: (panels, E, PANEL).
+static void turn(const Cache *cache, int64_t slot, int64_t count, int64_t k, float *turned) {
+    const int kind = cache->kind;
+    const int64_t size = k * size_of(kind);
+    const char *keys = (const char *)cache->keys + slot * size;
+    for (int64_t j = 0; j < count; j += LANES, keys += LANES * size) {
         float *to = turned + j / PANEL * k * PANEL + j % PANEL;
-        for (int64_t e = 0; e < k; e++)
-            room[k + e] = load1(kind, keys, j * k + e);
-        if (kind == BF16)
-            split(room + k, room, k);
-        for (int64_t e = 0; e < k; e++)
-            to[e * PANEL] = room[kind == BF16 ? e : k + e];
+        const int64_t some = least(LANES, count - j);
+        int64_t e = 0;
+        for (; e + LANES <= k; e += LANES) {
+            vi v[LANES] = {0};
+            for (int64_t r = 0; r < some; r++)
+                v[r] = (vi)key_part(kind, keys + r * size, e, k);
+            transpose(v);
+            for (int i = 0; i < LANES; i++)
+                store(to + (e + i) * PANEL, (vf)v[i]);
+        }
+        for (; e < k; e++)
+            for (int64_t r = 0; r < some; r++)
+                to[e * PANEL + r] = load1(kind, keys + r * size, e);
     }
 }
 
@@ -246,32 +264,35 @@ INLINE void scores(const float *turned, int64_t k, const float *q, int64_t strid
 }
 
 // One query head of `cols` tokens in a row over one span of keys: the largest score, the sum of
-// exponentials, and E mixed values (Dao et al. 2023's split; `gather` puts the pieces together).
-// `turned` is the span's keys, or NULL.
+// exponentials, and E mixed values (Dao et al. 2023's split; `merge` and `gather` put the pieces
+// together). `turned` is the span's keys, or NULL.
 INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, int64_t h,
-                  int64_t span, const float *turned) {
+                  int64_t span, const float *turned, float *y, int64_t stride) {
     const Model *m = s->model;
     const Cache *cache = s->cache;
-    const int64_t k = m->head_dim, width = qkv_width(m), stride = s->pieces * m->heads * (k + 2);
+    const int64_t k = m->head_dim, width = qkv_width(m);
     int64_t first[4], end[4], lo = INT64_MAX, hi = 0;
     for (int c = 0; c < cols; c++) {
         first[c] = most(span * SPAN, s->tokens->slot[i + c] + 1 - m->window);
         end[c] = least((span + 1) * SPAN, s->tokens->slot[i + c] + 1);
         lo = least(lo, first[c]), hi = most(hi, end[c]);
     }
+    for (int c = 0; c < cols; c++)
+        y[c * stride] = -INFINITY;
     if (lo >= hi)
         return;
     lo = turned ? span * SPAN : lo;
     const int64_t at = cells(m, cache, layer, s->tokens->row[i], h / (m->heads / m->kv_heads)) + lo;
     const char *keys = (const char *)cache->keys + at * k * size_of(kind);
     const char *values = (const char *)cache->values + at * k * size_of(kind);
-    float p[4][SPAN + LANES], *y = s->piece + ((i * s->pieces + span) * m->heads + h) * (k + 2);
+    float p[4][SPAN + LANES];
     const float *q = s->qkv + i * width + h * k;
-    for (int64_t j = 0; cols == 4 && turned && j < hi - lo; j += PANEL)
-        scores(turned + j * k, k, q, width, p[0] + j);
-    for (int64_t j = 0; !turned && j < hi - lo; j++)
-        dense(kind, 1, cols == 1 ? 4 : 2, cols, keys + j * k * size_of(kind), k, q, width, p[0] + j,
-              SPAN + LANES);
+    if (cols == 4 && turned)
+        for (int64_t j = 0; j < hi - lo; j += PANEL)
+            scores(turned + j * k, k, q, width, p[0] + j);
+    else
+        for (int64_t j = 0; j < hi - lo; j++)
+            dense(kind, cols, keys + j * k * size_of(kind), k, q, width, p[0] + j, SPAN + LANES);
     for (int c = 0; c < cols; c++) {
         // Vectors reach past the last key: there, and where this token sees nothing, is -infinity.
         const int64_t from = first[c] - lo, to = most(from, end[c] - lo), count = hi - lo;
@@ -294,7 +315,8 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
             p[c][j] *= cache->value_scales[at + j];
         y[c * stride] = best, y[c * stride + 1] = sum(total);
     }
-    int64_t e = mix(kind, cols, cols == 1 || LANES == 16 ? 4 : 2, 0, p[0], values, hi - lo, k, y + 2, stride);
+    const int wide = cols == 1 || LANES == 16 ? 4 : 2;
+    int64_t e = mix(kind, cols, wide, 0, p[0], values, hi - lo, k, y + 2, stride);
     e = mix(kind, cols, 1, e, p[0], values, hi - lo, k, y + 2, stride);
     for (; e < k; e++)
         for (int c = 0; c < cols; c++) {
@@ -304,34 +326,93 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
         }
 }
 
-INLINE void pieces(int kind, const Step *s, const Own *own, int64_t layer, int me) {
+// The same for what the cache holds, and 4 tokens or 1.
+static void some_keys(int cols, const Step *s, int64_t layer, int64_t i, int64_t h, int64_t span,
+                      const float *turned, float *y, int64_t stride) {
+    switch (s->cache->kind * 2 + (cols == 4)) {
+    case F32 * 2:
+        piece(F32, 1, s, layer, i, h, span, NULL, y, stride);
+        break;
+    case F32 * 2 + 1:
+        piece(F32, 4, s, layer, i, h, span, turned, y, stride);
+        break;
+    case BF16 * 2:
+        piece(BF16, 1, s, layer, i, h, span, NULL, y, stride);
+        break;
+    case BF16 * 2 + 1:
+        piece(BF16, 4, s, layer, i, h, span, turned, y, stride);
+        break;
+    case INT8 * 2:
+        piece(INT8, 1, s, layer, i, h, span, NULL, y, stride);
+        break;
+    default:
+        piece(INT8, 4, s, layer, i, h, span, turned, y, stride);
+    }
+}
+
+// The answer over some keys, and over more of them.
+static void merge(float *y, const float *more, int64_t k) {
+    if (more[0] == -INFINITY) // it sees none of them
+        return;
+    const float best = more[0] > y[0] ? more[0] : y[0];
+    const float before = expf(y[0] - best), by = expf(more[0] - best);
+    y[0] = best;
+    for (int64_t e = 1; e < k + 2; e++)
+        y[e] = before * y[e] + by * more[e];
+}
+
+// Many tokens: one query head of those from `from` to `to`, over all keys that they see.
+static void all_keys(const Step *s, const Own *own, int64_t layer, int64_t h, int64_t from,
+                     int64_t to) {
     const Model *m = s->model;
     const Tokens *t = s->tokens;
+    const Cache *cache = s->cache;
+    const int64_t k = m->head_dim, stride = m->heads * (k + 2);
+    float *y = s->piece + h * (k + 2);
+    for (int64_t i = from, end; i < to; i = end) { // the tokens of one row
+        for (end = i + 1; end < to && t->row[end] == t->row[i];)
+            end++;
+        for (int64_t j = i; j < end; j++) {
+            memset(y + j * stride, 0, 4 * (size_t)(k + 2));
+            y[j * stride] = -INFINITY;
+        }
+        const int64_t at = cells(m, cache, layer, t->row[i], h / (m->heads / m->kv_heads));
+        const int64_t first = most(0, t->slot[i] + 1 - m->window), last = t->slot[end - 1];
+        float *turned = end - i < WIDE ? NULL : own->turned;
+        for (int64_t span = first / SPAN; span <= last / SPAN; span++) {
+            if (turned)
+                turn(cache, at + span * SPAN, least(SPAN, last + 1 - span * SPAN), k, turned);
+            for (int64_t j = i, cols; j < end; j += cols) {
+                cols = j + 4 <= end ? 4 : 1;
+                some_keys((int)cols, s, layer, j, h, span, turned, own->some, k + 2);
+                for (int64_t c = 0; c < cols; c++)
+                    merge(y + (j + c) * stride, own->some + c * (k + 2), k);
+            }
+        }
+    }
+}
+
+static void pieces(const Step *s, const Own *own, int64_t layer, int me) {
+    const Model *m = s->model;
+    const Tokens *t = s->tokens;
+    const int64_t k = m->head_dim, threads = s->team->threads;
+    if (shared(s)) {
+        const int64_t items = m->heads * threads;
+        for (int64_t item = items * me / threads; item < items * (me + 1) / threads; item++)
+            all_keys(s, own, layer, item / threads, t->n * (item % threads) / threads,
+                     t->n * (item % threads + 1) / threads);
+        return;
+    }
     int64_t unseen = s->pieces; // spans before all windows
     for (int64_t i = 0; i < t->n; i++)
         unseen = least(unseen, most(0, t->slot[i] + 1 - m->window) / SPAN);
-    const int64_t spans = s->pieces - unseen, items = spans * m->heads;
-    const int64_t threads = s->team->threads, group = m->heads / m->kv_heads;
-    const Cache *cache = s->cache;
-    const int64_t k = m->head_dim;
-    int64_t held = -1; // where the turned keys lie
+    const int64_t items = (s->pieces - unseen) * m->heads, stride = s->pieces * m->heads * (k + 2);
     for (int64_t item = items * me / threads; item < items * (me + 1) / threads; item++) {
-        const int64_t h = item / (spans * group) * group + item % group;
-        const int64_t span = unseen + item / group % spans;
-        for (int64_t i = 0, end; i < t->n; i = end) { // the tokens of one row
-            for (end = i + 1; end < t->n && t->row[end] == t->row[i];)
-                end++;
-            const int64_t at = cells(m, cache, layer, t->row[i], h / group) + span * SPAN;
-            const int64_t keys = least(SPAN, t->slot[end - 1] + 1 - span * SPAN);
-            const int many = end - i >= WIDE && keys > 0;
-            if (many && held != at)
-                turn(kind, (const char *)cache->keys + at * k * size_of(kind), keys, k,
-                     (float *)own->in.band, own->turned);
-            held = many ? at : held;
-            for (; i + 4 <= end; i += 4)
-                piece(kind, 4, s, layer, i, h, span, many ? own->turned : NULL);
-            for (; i < end; i++)
-                piece(kind, 1, s, layer, i, h, span, NULL);
+        const int64_t h = item % m->heads, span = unseen + item / m->heads;
+        for (int64_t i = 0, cols; i < t->n; i += cols) {
+            float *y = s->piece + ((i * s->pieces + span) * m->heads + h) * (k + 2);
+            cols = i + 4 <= t->n && t->row[i] == t->row[i + 3] ? 4 : 1;
+            some_keys((int)cols, s, layer, i, h, span, NULL, y, stride);
         }
     }
 }
@@ -341,7 +422,8 @@ static void gather(const Step *s, float *mixed, int64_t lo, int64_t hi) {
     const int64_t k = m->head_dim;
     for (int64_t i = lo; i < hi; i++) {
         const int64_t slot = s->tokens->slot[i];
-        const int64_t first = most(0, slot + 1 - m->window) / SPAN, last = slot / SPAN;
+        const int64_t first = shared(s) ? 0 : most(0, slot + 1 - m->window) / SPAN;
+        const int64_t last = shared(s) ? 0 : slot / SPAN;
         for (int64_t h = 0; h < m->heads; h++) {
             const float *y = s->piece + (i * s->pieces * m->heads + h) * (k + 2);
             const int64_t step = m->heads * (k + 2);
@@ -409,12 +491,7 @@ static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, in
         }
     }
     meet(s->team);
-    if (s->cache->kind == F32)
-        pieces(F32, s, own, layer, me);
-    else if (s->cache->kind == BF16)
-        pieces(BF16, s, own, layer, me);
-    else
-        pieces(INT8, s, own, layer, me);
+    pieces(s, own, layer, me);
     meet(s->team);
     mine(s, me, &lo, &hi);
     gather(s, own->mixed, lo, hi);
@@ -471,10 +548,10 @@ static void run(void *argument, int me) {
     const Model *m = s->model;
     Tokens *t = s->tokens;
     const int64_t d = m->d_model;
-    Own own = own_buffers(m, s->own + me * s->own_size, t->n, NULL);
+    Own own = own_buffers(m, s->own + (uintptr_t)(me * s->own_size), t->n, NULL);
     if (shared(s)) {
         Own all = own_buffers(m, s->own, t->n, NULL);
-        all.in.band = own.in.band, all.turned = own.turned;
+        all.in.band = own.in.band, all.turned = own.turned, all.some = own.some;
         own = all;
     }
     int64_t lo, hi;
@@ -535,7 +612,7 @@ int decode(Team *team, const Model *model, const Cache *cache, Tokens *tokens, c
     int64_t longest = 0;
     for (int64_t i = 0; i < tokens->n; i++)
         longest = most(longest, tokens->slot[i] + 1);
-    scratch(&s, model, memory, team->threads, tokens->n, longest);
+    scratch(&s, model, (uintptr_t)memory, team->threads, tokens->n, longest);
     together(team, run, &s);
     return !atomic_load(&tokens->strange);
 }
@@ -611,6 +688,9 @@ static void sweep(void *argument, int me) {
     __atomic_fetch_xor(&s->found, total[0][0], __ATOMIC_RELAXED);
     meet(s->team);
 }
+
+// Below 8 a processor's own library may multiply many inputs faster.
+int lanes(void) { return LANES; }
 
 int32_t read_all(Team *team, const char *data, int64_t bytes) {
     Sweep s = {team, data, bytes, 0};

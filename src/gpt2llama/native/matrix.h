@@ -8,8 +8,8 @@
 #define PARTS (TILE / LANES) // vectors of a tile's rows
 #define BLOCK 32             // inputs that are rounded with one scale
 #define AHEAD 4096           // bytes
-#define WIDE (LANES == 16 ? 8 : 4) // inputs that weights meet at once, if there are as many
-#define BAND (2 * LANES)           // rows of plain weights that do
+#define BAND (2 * LANES)     // rows of plain weights that many inputs meet at once
+#define WIDE (LANES == 16 ? 8 : 4) // of those inputs
 
 // native/binding.py has the same structure.
 typedef struct {
@@ -23,7 +23,7 @@ typedef struct {
 // What a matrix multiplies: n rows of floats, and what its kind makes of them.
 typedef struct {
     const float *x; // (n, cols)
-    // What weights meet lies in their order: (n / WIDE, …, WIDE), and the inputs left over one by one.
+    // What weights meet lies in their order, for each group of inputs: (…, group).
     int32_t *words; // (cols), floats or pairs of bf16; left over for bf16: see `part`
     int32_t *q;     // (cols / 4), rounded, four in a word
     float *scale;   // (cols / 32), of the rounded ones
@@ -65,6 +65,11 @@ INLINE float moment(int power, float centre, const float *x, int64_t k) {
     for (; i < k; i++)
         rest += power == 2 ? (x[i] - centre) * (x[i] - centre) : x[i] - centre;
     return sum(total) + rest;
+}
+
+// Inputs that weights meet at once: of n as many groups of WIDE as there are, then of 4, then each.
+INLINE int group_of(int64_t i, int64_t n) {
+    return i < n / WIDE * WIDE ? WIDE : i < n / 4 * 4 ? 4 : 1;
 }
 
 // A block of an input, rounded with one scale: number `at` of what has a number for each block, its
@@ -113,14 +118,14 @@ INLINE void group_words(const Matrix *m, const float *x, int32_t *words) {
 // Of n inputs x those from lo to hi.
 static void prepare(Inputs *in, const Matrix *m, const float *x, int64_t n, int64_t lo,
                     int64_t hi) {
-    const int64_t k = m->cols, blocks = k / BLOCK, grouped = n / WIDE * WIDE;
+    const int64_t k = m->cols, blocks = k / BLOCK;
     const int32_t shift = m->kind == INT8 ? EXCESS : m->minimum ? 0 : 8;
     in->x = x;
     for (int64_t i = lo; i < hi; i++) {
         const float *of = x + i * k;
-        const int group = i < grouped ? WIDE : 1;
+        const int group = group_of(i, n);
         const int64_t first = i / group * group, place = i - first;
-        if (m->kind <= BF16 && i < grouped)
+        if (m->kind <= BF16 && group == WIDE)
             group_words(m, of, in->words + first * k + place);
         else if (m->kind == BF16)
             split(of, (float *)in->words + i * k, k);
@@ -147,43 +152,34 @@ INLINE void ask_ahead(const void *p, int64_t bytes) {
         __builtin_prefetch((const char *)p + AHEAD + b, 0, 0);
 }
 
-// Adds `count` rows of k numbers, from number i on, times `cols` inputs to total[row and chain]
-// [input]; `chains` sums at once hide the additions' latency. Returns the first number left over.
-INLINE int64_t products(int kind, int count, int chains, int cols, int64_t i, const void *w,
-                        int64_t k, const float *x, int64_t x_stride, vf total[4][4]) {
-    const int64_t row = k * size_of(kind), step = chains * LANES;
+// Adds a row of k numbers, from number i on, times `cols` inputs to total[chain][input]; `chains`
+// sums at once hide the additions' latency. Returns the first number left over.
+INLINE int64_t products(int kind, int chains, int cols, int64_t i, const void *w, int64_t k,
+                        const float *x, int64_t x_stride, vf total[4][4]) {
+    const int64_t step = chains * LANES;
     for (; i + step <= k; i += step) {
-        if (count == 1)
-            ask_ahead((const char *)w + i * size_of(kind), step * size_of(kind));
+        ask_ahead((const char *)w + i * size_of(kind), step * size_of(kind));
         for (int a = 0; a < chains; a++) {
-            vf v[4];
+            const vf v = part(kind, w, i, a);
             for (int c = 0; c < cols; c++)
-                v[c] = load(F32, x + c * x_stride, i + a * LANES);
-            for (int r = 0; r < count; r++)
-                for (int c = 0; c < cols; c++)
-                    total[r * chains + a][c] += part(kind, (const char *)w + r * row, i, a) * v[c];
+                total[a][c] += v * load(F32, x + c * x_stride, i + a * LANES);
         }
     }
     return i;
 }
 
-// y = `count` rows of k numbers times `cols` inputs (split, where the kind is BF16).
-INLINE void dense(int kind, int count, int chains, int cols, const void *w, int64_t k,
-                  const float *x, int64_t x_stride, float *y, int64_t y_stride) {
-    const int64_t row = k * size_of(kind);
+// y = a row of k numbers times 1 or 4 inputs (split, where the kind is BF16).
+INLINE void dense(int kind, int cols, const void *w, int64_t k, const float *x, int64_t x_stride,
+                  float *y, int64_t y_stride) {
     vf total[4][4] = {0};
-    int64_t i = products(kind, count, chains, cols, 0, w, k, x, x_stride, total);
-    if (chains == 4) // count is 1
-        i = products(kind, count, 2, cols, i, w, k, x, x_stride, total);
-    for (int r = 0; r < count; r++)
-        for (int c = 0; c < cols; c++) {
-            float rest = 0;
-            for (int64_t j = i; j < k; j++)
-                rest += load1(kind, (const char *)w + r * row, j) * x[c * x_stride + j];
-            for (int a = 1; a < chains; a++)
-                total[r * chains][c] += total[r * chains + a][c];
-            y[c * y_stride + r] = rest + sum(total[r * chains][c]);
-        }
+    int64_t i = cols == 1 ? products(kind, 4, 1, 0, w, k, x, x_stride, total) : 0;
+    i = products(kind, 2, cols, i, w, k, x, x_stride, total);
+    for (int c = 0; c < cols; c++) {
+        float rest = 0;
+        for (int64_t j = i; j < k; j++)
+            rest += load1(kind, w, j) * x[c * x_stride + j];
+        y[c * y_stride] = rest + sum((total[0][c] + total[1][c]) + (total[2][c] + total[3][c]));
+    }
 }
 
 // One block of a tile times `cols` inputs: for each row the sum of 32 products, a part of 16 rows.
@@ -274,13 +270,18 @@ INLINE void tile(int kind, int rounded, int cols, const Matrix *m, int64_t row, 
 
 INLINE void tiles(int kind, int rounded, const Matrix *m, const Inputs *in, int64_t n, int64_t lo,
                   int64_t hi, float *y, int64_t stride) {
-    for (int64_t row = lo; row < hi; row += TILE) {
-        int64_t at = 0;
-        for (; at + WIDE <= n; at += WIDE)
-            tile(kind, rounded, WIDE, m, row, in, at, y, stride);
-        for (; at < n; at++)
-            tile(kind, rounded, 1, m, row, in, at, y, stride);
-    }
+    for (int64_t row = lo; row < hi; row += TILE)
+        for (int64_t at = 0; at < n; at += group_of(at, n))
+            switch (group_of(at, n)) {
+            case 1:
+                tile(kind, rounded, 1, m, row, in, at, y, stride);
+                break;
+            case 4:
+                tile(kind, rounded, 4, m, row, in, at, y, stride);
+                break;
+            default:
+                tile(kind, rounded, WIDE, m, row, in, at, y, stride);
+            }
 }
 
 // A row's word i: a float, or two of bf16.
@@ -300,7 +301,8 @@ INLINE void pack(int pairs, int kind, const char *w, int64_t k, int64_t count, i
             vi v[LANES];
 #pragma GCC unroll 16
             for (int r = 0; r < LANES; r++)
-                v[r] = pairs ? *(const vi *)(w + r * step + 4 * i) : (vi)load(kind, w + r * step, i);
+                v[r] = pairs ? *(const vi *)(w + r * step + 4 * i)
+                             : (vi)load(kind, w + r * step, i);
             transpose(v);
 #pragma GCC unroll 16
             for (int j = 0; j < LANES; j++)
@@ -351,11 +353,8 @@ INLINE void rows(int kind, const Matrix *m, const Inputs *in, int64_t n, int64_t
     const float *few = kind == F32 ? in->x : (const float *)in->words;
     for (int64_t row = lo; row < hi; row++) {
         const void *w = (const char *)m->weight + row * k * size_of(kind);
-        int64_t at = grouped;
-        for (; at + 4 <= n; at += 4)
-            dense(kind, 1, 2, 4, w, k, few + at * k, k, y + at * stride + row, stride);
-        for (; at < n; at++)
-            dense(kind, 1, 4, 1, w, k, few + at * k, k, y + at * stride + row, stride);
+        for (int64_t at = grouped; at < n; at++)
+            dense(kind, 1, w, k, few + at * k, k, y + at * stride + row, stride);
     }
 }
 

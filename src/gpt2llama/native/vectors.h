@@ -72,8 +72,9 @@ INLINE void store(float *p, vf x) { *(vf *)p = x; }
 INLINE void put(float *p, vf x, int64_t count) { // as many as there are
     if (count >= LANES)
         store(p, x);
-    for (int i = 0; count < LANES && i < count; i++)
-        p[i] = x[i];
+    for (int i = 0; count < LANES && i < LANES; i++)
+        if (i < count)
+            p[i] = x[i];
 }
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf choose(vi yes, vf a, vf b) { return (vf)((yes & (vi)a) | (~yes & (vi)b)); }
@@ -192,7 +193,7 @@ INLINE vi dot_nibbles(vi d, vi w, vi x) { return dot_signed(d, w, x); }
 INLINE vi nibbles_total(vi d) { return d; }
 #endif
 
-// LANES vectors of words become columns: four rounds that interleave the first half with the second.
+// The columns of LANES vectors of words: four times, the first half and the second are interleaved.
 INLINE void transpose(vi v[LANES]) {
 #if defined(__AVX512F__) && LANES == 16
     const __m512i low = {0x1000000000, 0x1100000001, 0x1200000002, 0x1300000003,
