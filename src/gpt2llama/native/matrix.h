@@ -1,4 +1,4 @@
-// Matrices of floats, of bf16, and of integers in tiles of 16 rows, times a few inputs.
+// Matrices of floats, of bf16, and of integers in tiles of 16 rows, times few or many inputs.
 
 #pragma once
 
@@ -86,7 +86,9 @@ INLINE void round_block(Inputs *in, const float *x, int32_t *words, int64_t at, 
         *(vb *)(q + i) = __builtin_convertvector(__builtin_convertvector(v, vi), vb);
         whole += v;
     }
-    for (int i = 0; i < BLOCK / 4; i++)
+    if (group == 1)
+        memcpy(words, q, sizeof q);
+    for (int i = 0; group > 1 && i < BLOCK / 4; i++)
         memcpy(words + i * group, q + 4 * i, 4);
     const float all = sum(whole), strange = all - all; // NaN, if an input is not finite, else 0
     in->scale[at] = step + strange;
