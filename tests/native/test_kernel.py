@@ -122,7 +122,7 @@ def test_bf16_weights_and_cache() -> None:
 @pytest.mark.parametrize("size", [48, 70])  # whole vectors of pairs, and what is left over
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_many_inputs_of_a_plain_matrix(dtype: torch.dtype, size: int) -> None:
-    """Bands of rows, of which the last is not full, in groups of inputs and what is left over. Where
+    """Bands of rows, of which the last is not full, groups of inputs and what is left over. Where
     pairs of bf16 are multiplied the inputs are rounded to bf16 as well, as PyTorch's are."""
     cfg = BASE.replace(d_model=size, n_heads=2, vocab_size=101, n_layers=1, position="none")
     cfg = cfg.replace(tie_embeddings=False)
