@@ -432,6 +432,11 @@ def test_caches_it_does_not_fit() -> None:
         with pytest.raises(InputError, match="cannot read this cache"):
             fast.step(tokens(1, 2), other)
     assert not fast.fits(KVCache(BASE, 1, 8, dtype=torch.int8))  # without scales
+    learned = kernel(make(BASE.replace(position="learned"), dtype=torch.float32))
+    longer = KVCache(BASE, 1, CONTEXT + 1)  # than the table of positions
+    assert not learned.fits(longer)
+    with pytest.raises(InputError, match="cannot read this cache"):
+        learned.step(tokens(1, CONTEXT + 1), longer)
     moved = KVCache(BASE, 1, 8)
     make(BASE, dtype=torch.float32)(tokens(1, 3), cache=moved, positions=torch.tensor([[0, 2, 5]]))
     assert not fast.fits(moved)
