@@ -252,6 +252,20 @@ def test_one_row_that_is_not_finite_is_not_lost(
         kernel(model).step(tokens(1, 3), cache(model.config, 1, CONTEXT))
 
 
+@pytest.mark.parametrize("steps", [1, 3, 131])
+def test_keys_of_a_windows_beginning_that_are_not_finite_are_not_lost(steps: int) -> None:
+    """They are all that the last token sees of its first span."""
+    cfg = BASE.replace(max_seq_len=131, sliding_window=5, n_layers=1, tie_embeddings=False)
+    model, ids = make(cfg, dtype=torch.float32), torch.full((1, 131), 3)
+    ids[:, 126:128] = 7
+    model.embed_tokens.weight[7] = torch.nan
+    fast, cache = kernel(model), KVCache(cfg, 1, 131)
+    if steps < 131:
+        model(ids[:, :-steps], cache=cache)
+    with pytest.raises(WeightsError, match="not finite"):
+        fast.step(ids[:, -steps:], cache)
+
+
 def test_long_context_in_pieces() -> None:
     """Beyond one span of keys, with and without a window, greedy text is the model's own."""
     for window in (None, 150):

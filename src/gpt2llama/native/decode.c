@@ -313,7 +313,9 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
         }
         for (int64_t j = 0; kind == INT8 && j < count; j++)
             p[c][j] *= cache->value_scales[at + j];
-        y[c * stride] = best, y[c * stride + 1] = sum(total);
+        // Keys that are seen and not numbers are not taken for unseen ones.
+        y[c * stride] = best == -INFINITY && from < to ? NAN : best;
+        y[c * stride + 1] = sum(total);
     }
     const int wide = cols == 1 || LANES == 16 ? 4 : 2;
     int64_t e = mix(kind, cols, wide, 0, p[0], values, hi - lo, k, y + 2, stride);
