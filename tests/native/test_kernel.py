@@ -266,6 +266,15 @@ def test_keys_of_a_windows_beginning_that_are_not_finite_are_not_lost(steps: int
         fast.step(ids[:, -steps:], cache)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_value_that_is_nan_is_kept_whatever_its_bits(dtype: torch.dtype) -> None:
+    model = make(BASE, dtype=torch.float32)
+    ones = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
+    model.layers[0].self_attn.v_proj.weight[3] = ones
+    with pytest.raises(WeightsError, match="not finite"):
+        kernel(model).step(tokens(1, 3), KVCache(BASE, 1, CONTEXT, dtype))
+
+
 def test_long_context_in_pieces() -> None:
     """Beyond one span of keys, with and without a window, greedy text is the model's own."""
     for window in (None, 150):

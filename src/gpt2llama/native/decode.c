@@ -185,7 +185,8 @@ static void keep(const Cache *c, void *cells, float *scales, int64_t slot, const
     for (int64_t i = 0; i < k; i++) {
         uint32_t bits;
         memcpy(&bits, x + i, 4);
-        bits += 0x7fff + (bits >> 16 & 1); // to the nearest bf16, halves to even
+        if (x[i] == x[i])
+            bits += 0x7fff + (bits >> 16 & 1); // to the nearest bf16, halves to even
         if (c->kind == BF16)
             ((uint16_t *)cells)[slot * k + i] = (uint16_t)(bits >> 16);
         else
