@@ -143,6 +143,22 @@ def test_many_inputs_of_a_plain_matrix(dtype: torch.dtype, size: int) -> None:
         assert near[0].all() if dtype == torch.float32 or n < 4 else (near[0] | near[1]).all()
 
 
+@pytest.mark.parametrize("size", [70, 71])
+def test_bf16_weights_begin_at_any_even_address(size: int) -> None:
+    """As a file's tensors do, and the rows of a matrix with an odd number of inputs."""
+    cfg = BASE.replace(d_model=size, d_ff=size, n_heads=1, head_dim=6, position="none")
+    model, twin = (make(cfg, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    twin.load_state_dict(model.state_dict())
+    for parameter in model.parameters():
+        room = torch.empty(parameter.numel() + 1, dtype=torch.bfloat16)
+        parameter.data = room[1:].view_as(parameter).copy_(parameter)
+    ids = tokens(1, CONTEXT)
+    fast, cache = kernel(model), KVCache(cfg, 1, CONTEXT)
+    close(torch.cat([fast.step(ids[:, t : t + 1], cache) for t in range(CONTEXT)], 1), twin, ids)
+    many, want = fast.step(ids, KVCache(cfg, 1, CONTEXT), keep=CONTEXT), twin(ids)
+    assert (many - want).norm() < 0.05 * want.norm()  # pairs of bf16
+
+
 def test_many_tokens_of_bf16_are_as_exact_as_pytorchs() -> None:
     cfg = BASE.replace(max_seq_len=64, d_model=64, d_ff=128, n_layers=4)
     model, ids = make(cfg, dtype=torch.bfloat16), tokens(1, 64)
