@@ -143,6 +143,22 @@ def test_many_inputs_of_a_plain_matrix(dtype: torch.dtype, size: int) -> None:
         assert near[0].all() if dtype == torch.float32 or n < 4 else (near[0] | near[1]).all()
 
 
+@pytest.mark.parametrize("size", [70, 71])
+def test_bf16_weights_begin_at_any_even_address(size: int) -> None:
+    """As a file's tensors do, and the rows of a matrix with an odd number of inputs."""
+    cfg = BASE.replace(d_model=size, d_ff=size, n_heads=1, head_dim=6, position="none")
+    model, twin = (make(cfg, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    twin.load_state_dict(model.state_dict())
+    for parameter in model.parameters():
+        room = torch.empty(parameter.numel() + 1, dtype=torch.bfloat16)
+        parameter.data = room[1:].view_as(parameter).copy_(parameter)
+    ids = tokens(1, CONTEXT)
+    fast, cache = kernel(model), KVCache(cfg, 1, CONTEXT)
+    close(torch.cat([fast.step(ids[:, t : t + 1], cache) for t in range(CONTEXT)], 1), twin, ids)
+    many, want = fast.step(ids, KVCache(cfg, 1, CONTEXT), keep=CONTEXT), twin(ids)
+    assert (many - want).norm() < 0.05 * want.norm()  # pairs of bf16
+
+
 def test_many_tokens_of_bf16_are_as_exact_as_pytorchs() -> None:
     cfg = BASE.replace(max_seq_len=64, d_model=64, d_ff=128, n_layers=4)
     model, ids = make(cfg, dtype=torch.bfloat16), tokens(1, 64)
@@ -250,6 +266,29 @@ def test_one_row_that_is_not_finite_is_not_lost(
     model.get_submodule(where).weight[3] = bad
     with pytest.raises(WeightsError, match="not finite"):
         kernel(model).step(tokens(1, 3), cache(model.config, 1, CONTEXT))
+
+
+@pytest.mark.parametrize("steps", [1, 3, 131])
+def test_keys_of_a_windows_beginning_that_are_not_finite_are_not_lost(steps: int) -> None:
+    """They are all that the last token sees of its first span."""
+    cfg = BASE.replace(max_seq_len=131, sliding_window=5, n_layers=1, tie_embeddings=False)
+    model, ids = make(cfg, dtype=torch.float32), torch.full((1, 131), 3)
+    ids[:, 126:128] = 7
+    model.embed_tokens.weight[7] = torch.nan
+    fast, cache = kernel(model), KVCache(cfg, 1, 131)
+    if steps < 131:
+        model(ids[:, :-steps], cache=cache)
+    with pytest.raises(WeightsError, match="not finite"):
+        fast.step(ids[:, -steps:], cache)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_value_that_is_nan_is_kept_whatever_its_bits(dtype: torch.dtype) -> None:
+    model = make(BASE, dtype=torch.float32)
+    ones = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
+    model.layers[0].self_attn.v_proj.weight[3] = ones
+    with pytest.raises(WeightsError, match="not finite"):
+        kernel(model).step(tokens(1, 3), KVCache(BASE, 1, CONTEXT, dtype))
 
 
 def test_long_context_in_pieces() -> None:
@@ -432,6 +471,11 @@ def test_caches_it_does_not_fit() -> None:
         with pytest.raises(InputError, match="cannot read this cache"):
             fast.step(tokens(1, 2), other)
     assert not fast.fits(KVCache(BASE, 1, 8, dtype=torch.int8))  # without scales
+    learned = kernel(make(BASE.replace(position="learned"), dtype=torch.float32))
+    longer = KVCache(BASE, 1, CONTEXT + 1)  # than the table of positions
+    assert not learned.fits(longer)
+    with pytest.raises(InputError, match="cannot read this cache"):
+        learned.step(tokens(1, CONTEXT + 1), longer)
     moved = KVCache(BASE, 1, 8)
     make(BASE, dtype=torch.float32)(tokens(1, 3), cache=moved, positions=torch.tensor([[0, 2, 5]]))
     assert not fast.fits(moved)

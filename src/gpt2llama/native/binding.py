@@ -148,13 +148,9 @@ class NativeDecoder:
         """Whether it can go on with this cache: on the CPU, of this model's sizes and a kind it
         reads, positions plain. Then those of the free slots become what a step would make them."""
         slots = torch.arange(cache.max_len + 1)
-        fits = (
-            self._reads(cache)
-            and self._model.position_limit >= cache.max_len
-            and all(
-                torch.equal(row[:n], slots[:n])
-                for row, n in zip(cache.positions, cache.length.tolist(), strict=True)
-            )
+        fits = self._reads(cache) and all(
+            torch.equal(row[:n], slots[:n])
+            for row, n in zip(cache.positions, cache.length.tolist(), strict=True)
         )
         if fits:
             cache.positions.copy_(slots)
@@ -166,6 +162,7 @@ class NativeDecoder:
         sized = scales if keys.dtype == torch.int8 else []
         return (
             keys.dtype in _KINDS
+            and self._model.position_limit >= cache.max_len
             and keys.shape == (cfg.n_layers, rows, cfg.kv_heads, slots, cfg.head_size)
             and (values.shape, values.dtype) == (keys.shape, keys.dtype)
             and all(s is not None and s.shape == keys.shape[:-1] for s in sized)

@@ -185,7 +185,8 @@ static void keep(const Cache *c, void *cells, float *scales, int64_t slot, const
     for (int64_t i = 0; i < k; i++) {
         uint32_t bits;
         memcpy(&bits, x + i, 4);
-        bits += 0x7fff + (bits >> 16 & 1); // to the nearest bf16, halves to even
+        if (x[i] == x[i])
+            bits += 0x7fff + (bits >> 16 & 1); // to the nearest bf16, halves to even
         if (c->kind == BF16)
             ((uint16_t *)cells)[slot * k + i] = (uint16_t)(bits >> 16);
         else
@@ -313,7 +314,9 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
         }
         for (int64_t j = 0; kind == INT8 && j < count; j++)
             p[c][j] *= cache->value_scales[at + j];
-        y[c * stride] = best, y[c * stride + 1] = sum(total);
+        // Keys that are seen and not numbers are not taken for unseen ones.
+        y[c * stride] = best == -INFINITY && from < to ? NAN : best;
+        y[c * stride + 1] = sum(total);
     }
     const int wide = cols == 1 || LANES == 16 ? 4 : 2;
     int64_t e = mix(kind, cols, wide, 0, p[0], values, hi - lo, k, y + 2, stride);

@@ -303,7 +303,7 @@ INLINE void pack(int pairs, int kind, const char *w, int64_t k, int64_t count, i
             vi v[LANES];
 #pragma GCC unroll 16
             for (int r = 0; r < LANES; r++)
-                v[r] = pairs ? *(const vi *)(w + r * step + 4 * i)
+                v[r] = pairs ? (vi) * (const vu *)(w + r * step + 4 * i)
                              : (vi)load(kind, w + r * step, i);
             transpose(v);
 #pragma GCC unroll 16

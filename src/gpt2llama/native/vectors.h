@@ -24,7 +24,7 @@ typedef float vf __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float v4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t i4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint32_t vu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES), aligned(2), may_alias)); // two of bf16
 typedef uint16_t vh __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef int8_t vb __attribute__((vector_size(LANES), aligned(1), may_alias));
 
