@@ -159,11 +159,14 @@ def _tune(
         if settled.exists():
             steps[0] = cfg.steps
         else:
-            done = trainer.run(until=PROBE)
-            speed = median(line["tokens_per_s"] for line in read_metrics(folder.path)[PROBE // 3 :])
-            left = 0.95 * (minutes * 60 - done.seconds) * speed / (cfg.batch_size * seq_len)
             most = TUNE_EPOCHS * len(prepared.rows) // cfg.batch_size
-            steps[0] = min(most, PROBE + max(1, int(left)))
+            done = trainer.run(until=PROBE)
+            if most > 8 * PROBE and done.seconds < 0.2 * minutes * 60:
+                done = trainer.run(until=4 * PROBE)  # just compiled, it ran slower than it will
+            lines = read_metrics(folder.path)[-2 * PROBE // 3 :]
+            speed = median(line["tokens_per_s"] for line in lines)
+            left = 0.95 * (minutes * 60 - done.seconds) * speed / (cfg.batch_size * seq_len)
+            steps[0] = min(most, done.step + max(1, int(left)))
             trainer.cfg = cfg.replace(
                 steps=steps[0], checkpoint_every=max(1, int(steps[0] * 45 / (minutes * 60)))
             )
