@@ -443,6 +443,18 @@ def test_what_is_smaller_than_the_config_says_is_not_read(where: str, put: nn.Mo
     assert decoder(model) is None
 
 
+def test_room_for_many_tokens_is_not_each_threads_nor_each_keys() -> None:
+    fast = kernel(make(BASE, dtype=torch.float32))
+
+    def grown(threads: int, slots: int) -> int:
+        few, many = (
+            fast._library.scratch_bytes(fast._struct, threads, n, slots) for n in (8, MAX_TOKENS)
+        )
+        return many - few
+
+    assert grown(64, 9999) == grown(1, 256)
+
+
 def test_many_rows_of_a_token_and_few_of_many() -> None:
     """Groups of inputs that reach over rows of different lengths."""
     cfg = BASE.replace(max_seq_len=140)

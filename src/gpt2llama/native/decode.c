@@ -61,7 +61,7 @@ typedef struct {
     Tokens *tokens;
     float *x, *qkv, *inner, *gate, *piece; // of all threads: see `scratch`
     int64_t pieces; // of attention's answer, of which each sees SPAN keys, or all if shared
-    uintptr_t own;  // each thread's, own_size bytes
+    uintptr_t own, all; // each thread's, own_size bytes; many inputs, of all threads
     int64_t own_size;
 } Step;
 
@@ -108,8 +108,11 @@ static uintptr_t scratch(Step *s, const Model *m, uintptr_t at, int threads, int
     s->inner = cut(&at, 4 * n * m->d_ff);
     s->gate = cut(&at, 4 * n * m->d_ff);
     s->piece = cut(&at, 4 * n * s->pieces * m->heads * (m->head_dim + 2));
-    own_buffers(m, 0, n, &s->own_size);
+    own_buffers(m, 0, n < WIDE ? n : 0, &s->own_size);
     s->own = (uintptr_t)cut(&at, threads * s->own_size);
+    int64_t all_size;
+    own_buffers(m, 0, n < WIDE ? 0 : n, &all_size);
+    s->all = (uintptr_t)cut(&at, all_size);
     return at;
 }
 
@@ -126,7 +129,7 @@ static void share(const Step *s, int me, int64_t rows, int64_t *lo, int64_t *hi)
 }
 
 // Inputs are made by every thread for itself, which is sooner done than met for; many inputs by all
-// threads together, in the buffers of the first.
+// threads together, in the same buffers.
 static int shared(const Step *s) { return s->tokens->n >= WIDE; }
 
 static void mine(const Step *s, int me, int64_t *lo, int64_t *hi) {
@@ -551,9 +554,10 @@ static void run(void *argument, int me) {
     const Model *m = s->model;
     Tokens *t = s->tokens;
     const int64_t d = m->d_model;
-    Own own = own_buffers(m, s->own + (uintptr_t)(me * s->own_size), t->n, NULL);
+    const uintptr_t at = s->own + (uintptr_t)(me * s->own_size);
+    Own own = own_buffers(m, at, shared(s) ? 0 : t->n, NULL);
     if (shared(s)) {
-        Own all = own_buffers(m, s->own, t->n, NULL);
+        Own all = own_buffers(m, s->all, t->n, NULL);
         all.in.band = own.in.band, all.turned = own.turned, all.some = own.some;
         own = all;
     }
