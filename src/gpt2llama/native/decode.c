@@ -132,13 +132,13 @@ static void share(const Step *s, int me, int64_t rows, int64_t *lo, int64_t *hi)
 // threads together, in the same buffers.
 static int shared(const Step *s) { return s->tokens->n >= WIDE; }
 
-static void mine(const Step *s, int me, int64_t *lo, int64_t *hi) {
+static void my_tokens(const Step *s, int me, int64_t *lo, int64_t *hi) {
     const int64_t n = s->tokens->n, threads = s->team->threads;
     *lo = shared(s) ? n * me / threads : 0;
     *hi = shared(s) ? n * (me + 1) / threads : n;
 }
 
-static void made(const Step *s) {
+static void meet_if_shared(const Step *s) {
     if (shared(s))
         meet(s->team);
 }
@@ -423,28 +423,21 @@ static void pieces(const Step *s, const Own *own, int64_t layer, int me) {
     }
 }
 
-static void gather(const Step *s, float *mixed, int64_t lo, int64_t hi) {
+static void gather(const Step *s, Own *own, int64_t lo, int64_t hi) {
     const Model *m = s->model;
-    const int64_t k = m->head_dim;
+    const int64_t k = m->head_dim, step = m->heads * (k + 2);
     for (int64_t i = lo; i < hi; i++) {
         const int64_t slot = s->tokens->slot[i];
         const int64_t first = shared(s) ? 0 : most(0, slot + 1 - m->window) / SPAN;
         const int64_t last = shared(s) ? 0 : slot / SPAN;
         for (int64_t h = 0; h < m->heads; h++) {
             const float *y = s->piece + (i * s->pieces * m->heads + h) * (k + 2);
-            const int64_t step = m->heads * (k + 2);
-            float *out = mixed + (i * m->heads + h) * k, size = -INFINITY, total = 0;
-            for (int64_t p = first; p <= last; p++)
-                size = y[p * step] > size ? y[p * step] : size;
-            memset(out, 0, 4 * (size_t)k);
-            for (int64_t p = first; p <= last; p++) {
-                const float share = expf(y[p * step] - size);
-                total += share * y[p * step + 1];
-                for (int64_t e = 0; e < k; e++)
-                    out[e] += share * y[p * step + 2 + e];
-            }
+            float *all = own->some, *out = own->mixed + (i * m->heads + h) * k;
+            memcpy(all, y + first * step, 4 * (size_t)(k + 2));
+            for (int64_t p = first + 1; p <= last; p++)
+                merge(all, y + p * step, k);
             for (int64_t e = 0; e < k; e++)
-                out[e] /= total;
+                out[e] = all[2 + e] / all[1];
         }
     }
 }
@@ -461,12 +454,11 @@ static void query(const Cache *c, float *x, int64_t k, float *room) {
 }
 
 // Inputs x of a matrix, as it wants them.
-static void ready(const Step *s, Own *own, const Matrix *matrix, const float *x, int me) {
+static void prepare_inputs(const Step *s, Own *own, const Matrix *matrix, const float *x, int me) {
     int64_t lo, hi;
-    mine(s, me, &lo, &hi);
-    made(s); // nobody needs the inputs before
+    my_tokens(s, me, &lo, &hi);
     prepare(&own->in, matrix, x, s->tokens->n, lo, hi);
-    made(s);
+    meet_if_shared(s);
 }
 
 static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, int me) {
@@ -477,8 +469,10 @@ static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, in
     const int64_t start[] = {0, heads * k, (heads + kv) * k};
     int64_t lo, hi;
     for (int i = 0; i < 3; i++) {
-        if (i == 0 || !alike(matrix[i], matrix[i - 1]))
-            ready(s, own, matrix[i], own->hidden, me);
+        if (i == 0 || !alike(matrix[i], matrix[i - 1])) {
+            meet_if_shared(s); // nobody needs the inputs before
+            prepare_inputs(s, own, matrix[i], own->hidden, me);
+        }
         share(s, me, matrix[i]->rows, &lo, &hi);
         multiply(matrix[i], &own->in, t->n, lo, hi, s->qkv + start[i], width);
     }
@@ -499,9 +493,9 @@ static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, in
     meet(s->team);
     pieces(s, own, layer, me);
     meet(s->team);
-    mine(s, me, &lo, &hi);
-    gather(s, own->mixed, lo, hi);
-    ready(s, own, &l->o, own->mixed, me);
+    my_tokens(s, me, &lo, &hi);
+    gather(s, own, lo, hi);
+    prepare_inputs(s, own, &l->o, own->mixed, me);
 }
 
 // This thread's rows of x = base + matrix times what is prepared. qkv is free by now.
@@ -534,19 +528,21 @@ static void mlp(const Step *s, Own *own, const Layer *l, int me) {
     const int64_t n = s->tokens->n;
     int64_t lo, hi;
     share(s, me, m->d_ff, &lo, &hi);
-    ready(s, own, &l->up, own->hidden, me);
+    prepare_inputs(s, own, &l->up, own->hidden, me);
     multiply(&l->up, &own->in, n, lo, hi, s->inner, m->d_ff);
     float *acting = s->inner;
     if (l->gate.weight) {
-        if (!alike(&l->gate, &l->up))
-            ready(s, own, &l->gate, own->hidden, me);
+        if (!alike(&l->gate, &l->up)) {
+            meet_if_shared(s);
+            prepare_inputs(s, own, &l->gate, own->hidden, me);
+        }
         acting = s->gate;
         multiply(&l->gate, &own->in, n, lo, hi, acting, m->d_ff);
     }
     for (int64_t i = 0; i < n; i++)
         act(m->activation, acting + i * m->d_ff, s->inner + i * m->d_ff, lo, hi);
     meet(s->team);
-    ready(s, own, &l->down, s->inner, me);
+    prepare_inputs(s, own, &l->down, s->inner, me);
 }
 
 static void run(void *argument, int me) {
@@ -562,7 +558,7 @@ static void run(void *argument, int me) {
         own = all;
     }
     int64_t lo, hi;
-    mine(s, me, &lo, &hi);
+    my_tokens(s, me, &lo, &hi);
     for (int64_t i = me; i < t->n; i += s->team->threads) {
         float *x = s->x + i * d;
         table_row(&m->embed, t->ids[i], x);
@@ -587,7 +583,7 @@ static void run(void *argument, int me) {
             norm_all(m, &l->mlp_norm, s->x, own.hidden, lo, hi);
     }
     if (m->post)
-        made(s);
+        meet_if_shared(s);
     const int64_t chosen = shared(s) && me ? 0 : t->m;
     for (int64_t j = 0; j < chosen; j++) { // the wanted ones move to the front, in ascending order
         const float *x = base + t->wanted[j] * d;
@@ -597,7 +593,7 @@ static void run(void *argument, int me) {
             normalise(&m->norm, m->layernorm, m->eps, x, own.hidden + j * d, d);
     }
     prepare(&own.in, &m->head, own.hidden, t->m, 0, chosen);
-    made(s);
+    meet_if_shared(s);
     share(s, me, m->vocab, &lo, &hi);
     multiply(&m->head, &own.in, t->m, lo, hi, t->logits, m->vocab);
     for (int64_t j = 0; j < t->m; j++) {
