@@ -144,8 +144,8 @@ def _tune(
     seq_len = model.config.max_seq_len
     prepared = packed(to_learn(tokenizer, data.train, seq_len), seq_len)
     say(
-        f"tuning: {counted(prepared.examples, 'question')} with answers, in "
-        f"{counted(len(prepared.rows), 'row')} of {seq_len} tokens"
+        f"tuning: {counted(prepared.examples, 'example')} in {counted(len(prepared.rows), 'row')} "
+        f"of {seq_len} tokens"
     )
     with RunFolder(out / "tune", resume=True) as folder:
         settled = folder.path / "config.toml"
