@@ -13,7 +13,7 @@ import gpt2llama as g
 from gpt2llama import demo as room
 from gpt2llama.errors import AssetError, FileError, InputError
 from gpt2llama.finetune.assistant import Assistant, assistant
-from gpt2llama.train.config import RunConfig
+from gpt2llama.train.config import RunConfig, learning_rate
 from gpt2llama.train.metrics import evaluate_text
 from gpt2llama.train.run_folder import read_metrics
 
@@ -112,6 +112,15 @@ def test_it_is_taught_to_answer_and_resumes_to_the_bit(
     assert resumed.bits_per_byte == result.bits_per_byte
     assert resumed.answers == result.answers
     torch.testing.assert_close(weights(again), weights(out), rtol=0, atol=0)
+
+
+def test_timed_steps_learn_alike_whatever_is_planned() -> None:
+    """Those of a short plan and, up to 4 PROBE, of one above 10 PROBE: killed, a run begins again
+    with what was settled."""
+    for timed, least in ((room.PROBE, 1 + room.PROBE), (4 * room.PROBE, 1 + 10 * room.PROBE)):
+        plans = [room.TUNE.replace(steps=steps) for steps in (least, 10_000)]
+        rates = [[learning_rate(plan, step) for step in range(timed)] for plan in plans]
+        assert rates[0] == rates[1]
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from .train.metrics import evaluate, evaluate_text
 from .train.run import WORTH_COMPILING, draw_curve, make_trainer, pick_device
 from .train.run_folder import RunFolder, read_metrics
 from .train.step import can_compile, computing_dtype
-from .train.trainer import Trainer
+from .train.trainer import Progress, Trainer
 from .weights import load
 from .weights.checkpoint import write_model
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MODEL = preset("zh-3m")
 PROMPT = "却说曹操"
-PROBE = 12  # steps that are timed before the run's length is settled: they lie in the warm-up
+PROBE = 12  # steps that are timed before a run's length is settled: they lie in the warm-up
 MAX_EPOCHS, TUNE_EPOCHS = 10, 12  # past that a model of this size learns by heart
 TUNE = SHORT_RUN.replace(batch_size=32, lr=5e-3)
 QUESTIONS = ("你好", "RoPE 是什么？", "为什么要用 KV 缓存？", "37+48等于多少？", "明天会下雨吗？")
@@ -144,8 +144,8 @@ def _tune(
     seq_len = model.config.max_seq_len
     prepared = packed(to_learn(tokenizer, data.train, seq_len), seq_len)
     say(
-        f"tuning: {counted(prepared.examples, 'question')} with answers, in "
-        f"{counted(len(prepared.rows), 'row')} of {seq_len} tokens"
+        f"tuning: {counted(prepared.examples, 'example')} in {counted(len(prepared.rows), 'row')} "
+        f"of {seq_len} tokens"
     )
     with RunFolder(out / "tune", resume=True) as folder:
         settled = folder.path / "config.toml"
@@ -160,13 +160,16 @@ def _tune(
             steps[0] = cfg.steps
         else:
             most = TUNE_EPOCHS * len(prepared.rows) // cfg.batch_size
-            done = trainer.run(until=PROBE)
-            if most > 8 * PROBE and done.seconds < 0.2 * minutes * 60:
-                done = trainer.run(until=4 * PROBE)  # just compiled, it ran slower than it will
-            lines = read_metrics(folder.path)[-2 * PROBE // 3 :]
-            speed = median(line["tokens_per_s"] for line in lines)
-            left = 0.95 * (minutes * 60 - done.seconds) * speed / (cfg.batch_size * seq_len)
-            steps[0] = min(most, done.step + max(1, int(left)))
+
+            def planned(done: Progress) -> int:
+                lines = read_metrics(folder.path)[-2 * PROBE // 3 :]
+                speed = median(line["tokens_per_s"] for line in lines)
+                left = 0.95 * (minutes * 60 - done.seconds) * speed / (cfg.batch_size * seq_len)
+                return min(most, done.step + max(1, int(left)))
+
+            steps[0] = planned(trainer.run(until=PROBE))
+            if steps[0] > 10 * PROBE:  # just compiled, it ran slower; no rate falls before 4 PROBE
+                steps[0] = planned(trainer.run(until=4 * PROBE))
             trainer.cfg = cfg.replace(
                 steps=steps[0], checkpoint_every=max(1, int(steps[0] * 45 / (minutes * 60)))
             )

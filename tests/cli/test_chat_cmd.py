@@ -141,7 +141,9 @@ def test_another_template(run: Any, folder: str, tmp_path: Path, tokenizer: BPET
         json.loads(run("chat", folder, *how, name)[0])["prompt_tokens"]
         for name in (tmp_path / "bare.jinja", "chatml", "llama-2")
     ]
-    chatml = tokenizer.apply_chat([{"role": "user", "content": "却说 a b"}])
+    chatml = tokenizer.encode(  # of which our vocabulary has no token
+        "<|im_start|>user\n却说 a b<|im_end|>\n<|im_start|>assistant\n"
+    )
     inst = [tokenizer.bos_id, *tokenizer.encode("[INST] 却说 a b [/INST]")]
     assert counts[1:] == [len(chatml), len(inst)]
     assert counts[0] - len(tokenizer.encode("却说 a b")) in (0, 1)  # with a BOS or without
@@ -178,6 +180,11 @@ def test_what_only_continues_text_is_said(
     values = json.loads(config.read_text(encoding="utf-8"))
     del values["chat_template"]
     config.write_text(json.dumps(values), encoding="utf-8")
+    _, err = run("chat", tmp_path / "hf", "--prompt", "x", code=1)
+    assert err.startswith("gpt2llama: the tokenizer has no chat template")  # nor could it be taught
+    ids = tmp_path / "hf/tokenizer.json"
+    chatml = ids.read_text(encoding="utf-8").replace("<|user|>", "<|im_start|>")
+    ids.write_text(chatml.replace("<|end|>", "<|im_end|>"), encoding="utf-8")
     assert "has no chat template of its own and may only continue text" in note(tmp_path / "hf")
 
 

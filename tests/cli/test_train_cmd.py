@@ -127,7 +127,7 @@ def test_early_stopping_says_the_best_step(run: Run, data: Path, tmp_path: Path)
         (["--preset", "zh-3m", "--config", "x.toml"], "exclude each other"),
         (["--preset", "zh-3m", "--from", "x"], "exclude each other"),
         (["--config", "x.toml"], "cannot read x.toml"),
-        (["--resume"], "name what to train"),
+        (["--resume"], "run holds no run to resume, for it has no config.toml; mend --out, or"),
         (["--preset", "zh-3m", "--data", "nowhere"], "nowhere has no train shards"),
     ],
 )

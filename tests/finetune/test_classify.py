@@ -325,6 +325,8 @@ def test_the_folder_is_enough_to_go_on(
 
 def test_what_is_missing(tmp_path: Path, call: Call) -> None:
     with pytest.raises(ConfigError, match="name what to tune, MODEL, or what to make"):
+        call(command, "--out", tmp_path)
+    with pytest.raises(ConfigError, match=r"holds no run to resume.*: name what to tune, MODEL"):
         call(command, "--out", tmp_path, "--resume")
     with pytest.raises(ConfigError, match="--data is missing"):
         call(command, "--preset", "zh-3m", "--out", tmp_path)

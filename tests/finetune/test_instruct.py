@@ -13,11 +13,12 @@ import torch
 import gpt2llama as g
 from gpt2llama.cli._progress import TrainingProgress
 from gpt2llama.errors import ConfigError, DataError, InputError
-from gpt2llama.finetune.instruct import SHORT_TUNE, InstructConfig, instruct
+from gpt2llama.finetune.instruct import SHORT_TUNE, InstructConfig, InstructRun, instruct
 from gpt2llama.finetune.lora import LoraConfig
 from gpt2llama.generate.chat import Chat
 from gpt2llama.model.presets import preset
 from gpt2llama.tokenizer import train_bpe
+from gpt2llama.train.config import to_toml
 from gpt2llama.train.run_folder import read_metrics
 from gpt2llama.train.trainer import Interrupted
 
@@ -172,7 +173,7 @@ def test_the_folder_is_enough_to_go_on(
                 signal.raise_signal(signal.SIGINT)
 
     monkeypatch.chdir(base)
-    fields = ("lr=0.005", "batch_size=2", "seq_len=40", "dtype=fp32", "device=cpu", "eval_every=2")
+    fields = ("lr=0.005", "batch_size=1", "seq_len=40", "dtype=fp32", "device=cpu", "eval_every=2")
     what = ["finetune", "instruct", "model", "--data", "pairs.jsonl:0.5", "--epochs", "2", *lora]
     what += ["--held-out", "pairs.jsonl", *(f"--set={field}" for field in fields)]
     run(*what, "--out", tmp_path / "whole")
@@ -198,6 +199,28 @@ def test_the_folder_is_enough_to_go_on(
     assert len(figures(tmp_path / "run")) > length
 
 
+def test_a_weight_is_kept_to_the_last_digit(tmp_path: Path) -> None:
+    data = [("a:b.jsonl", 1 / 3), ("c.jsonl", 2.0), ("d.jsonl", 0.5), ("e.jsonl", 123.4567891)]
+    begun = InstructRun(begin="model", data=data)
+    assert begun.to_dict()["data"][1:3] == ["c.jsonl:2", "d.jsonl:0.5"]
+    (tmp_path / "config.toml").write_text(to_toml(begun.to_dict()), encoding="utf-8")
+    assert InstructRun.read(tmp_path / "config.toml") == begun
+
+
+def test_a_run_begun_with_a_relative_path(
+    run: Any, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the command once wrote the held-out file: it is still the same file."""
+    monkeypatch.chdir(base)
+    data = [(base / "pairs.jsonl", 1.0)]
+    instruct(base / "model", data, tmp_path / "run", TRAIN, held_out="pairs.jsonl", steps=1)
+    again = ["finetune", "instruct", "--resume", "--out", tmp_path / "run", "--set", "steps=2"]
+    run(*again, "--held-out", base / "pairs.jsonl")
+    (base / "others.jsonl").write_bytes((base / "pairs.jsonl").read_bytes())
+    says = run(*again, "--held-out", "others.jsonl", code=1)[1]
+    assert "was begun with held_out_file='pairs.jsonl', not" in says
+
+
 def test_another_stages_run(run: Any, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('stage = "classify"\n', encoding="utf-8")
     again = ["finetune", "instruct", "--resume", "--out", tmp_path]
@@ -209,5 +232,6 @@ def test_another_stages_run(run: Any, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(bad, encoding="utf-8")
     assert "[train]: lr must be a number" in run(*again, code=1)[1]
     (tmp_path / "config.toml").unlink()
-    assert "name the model to tune" in run(*again, code=1)[1]
+    assert f"{tmp_path} holds no run to resume" in run(*again, code=1)[1]
+    assert "name the model to tune" in run(*again[:2], *again[3:], code=1)[1]
     assert "--data is missing" in run(*again, "smollm2-135m", code=1)[1]

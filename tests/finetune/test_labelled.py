@@ -96,6 +96,8 @@ def test_jsonl(tmp_path: Path) -> None:
         ("t.csv", "a,b,c\n", "t.csv:1 has the columns 'a', 'b', 'c', and no telling which"),
         ("t.csv", "Nachricht,Art\na,x\nb,x\n", "t.csv:1 has the columns 'Nachricht', 'Art'.*name"),
         ("t.csv", "text,kind\na,x\nb,y\n", "t.csv:1 has the columns 'text', 'kind'"),
+        ("t.csv", "Text,spam\na,spam\nb,ham\n", "t.csv:1 has the columns 'Text', 'spam'"),
+        ("t.csv", f"ham,{'a' * 60}\nham,b\n", "t.csv:1 has the columns 'ham', 'a{30}', and no"),
         ("t.csv", "review,message,label\na,b,x\n", "t.csv:1 has the columns 'review', 'message'"),
         ("t.csv", "x,a\ny,b\nx,c\n", "t.csv:1 has the columns 'x', 'a'"),
         ("t.csv", 'text,label\na,x\n"b" c,x\n', "t.csv:3 is not CSV"),

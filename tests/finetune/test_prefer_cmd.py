@@ -116,6 +116,8 @@ def test_what_is_missing(model: Path, tmp_path: Path) -> None:
         ConfigError, match="name the model to tune: gpt2llama finetune reward MODEL"
     ):
         call("reward", "--out", tmp_path)
+    with pytest.raises(ConfigError, match="holds no run to resume"):
+        call("preference", "--out", tmp_path, "--resume")
     with pytest.raises(ConfigError, match="--data is missing"):
         call("preference", model, "--out", tmp_path)
     with pytest.raises(ConfigError, match="--lora-dropout is of adapters; add --lora RANK"):

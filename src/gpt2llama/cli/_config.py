@@ -35,6 +35,16 @@ def config_of(
     raise ConfigError(f"{name!r} is no preset and no path{did_you_mean(name, presets())}")
 
 
+def nothing_named(says: str, out: Path, resume: bool) -> ConfigError:
+    """Where a command has neither a run to resume nor what one begins with, which `says` names."""
+    if resume:
+        says = (
+            f"{out} holds no run to resume, for it has no config.toml; mend --out, or begin one: "
+            + says
+        )
+    return ConfigError(says)
+
+
 def with_settings(cfg: ModelConfig, settings: list[str] | None) -> ModelConfig:
     """`--set` as `train` takes it, for the fields of a model alone."""
     if not settings:

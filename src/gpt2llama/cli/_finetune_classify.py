@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import ConfigError, counted
+from ._config import nothing_named
 from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress
@@ -93,6 +94,9 @@ def classify(
     if resume and written.exists():
         run = ClassifyRun.read(written)
         steps = run.train.steps if epochs is None else None
+    elif not (model or preset):
+        says = "name what to tune, MODEL, or what to make, --preset zh-3m"
+        raise nothing_named(says, out, resume)
     else:
         run, steps = _new(model, preset, data, method or ("lora" if lora else None)), None
     adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules, run.lora)
@@ -149,8 +153,6 @@ def _new(
     """As its method, lora or full of a new model unless given, usually wants it."""
     from ..finetune.classify import USUAL, ClassifyConfig, ClassifyRun
 
-    if model is None and preset is None:
-        raise ConfigError("name what to tune, MODEL, or what to make, --preset zh-3m")
     if data is None:
         raise ConfigError("--data is missing: give texts and labels, .csv, .jsonl or sms-spam")
     method = method or ("lora" if model else "full")

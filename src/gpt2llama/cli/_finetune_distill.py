@@ -99,13 +99,14 @@ def distill(
     from ..train.config import TrainConfig
     from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
-    from ._config import config_of
+    from ._config import config_of, nothing_named
     from ._progress import TrainingProgress, nothing_left
 
     if resume and student is None and (out / "config.toml").exists():
         run = DistillRun.read(out / "config.toml")
     elif student is None or teacher is None or data is None:
-        raise ConfigError("give STUDENT, --teacher and --data (or --prompts, for its answers)")
+        says = "give STUDENT, --teacher and --data (or --prompts, for its answers)"
+        raise nothing_named(says, out, resume and student is None)
     else:
         from ..model.presets import presets
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, counted
+from ._config import nothing_named
 from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress, nothing_left
@@ -81,12 +82,16 @@ def instruct(
         run = InstructRun.read(written)
         steps = run.train.steps if epochs is None else None
     elif model is None:
-        raise ConfigError("name the model to tune: gpt2llama finetune instruct MODEL …")
+        says = "name the model to tune: gpt2llama finetune instruct MODEL …"
+        raise nothing_named(says, out, resume)
     elif not data:
         raise ConfigError("--data is missing: give a JSONL file of conversations")
     else:
         run, steps = InstructRun(begin="", data=[]), None
     files = [_weighted(text) for text in data or []] or run.data
+    held = str(held_out.resolve()) if held_out else run.held_out
+    if run.held_out and held == str(Path(run.held_out).resolve()):
+        held = run.held_out  # by its name in a config that says it relatively
     adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules, run.lora)
     how = run.how.replace(**given(epochs=epochs, neftune=neftune))
     train = run.train.replace(**changes)
@@ -94,7 +99,7 @@ def instruct(
         with TrainingProgress() as shown, Tracking(out, track or []) as tracked:
             done = tune(
                 lasting(model) if model else run.begin, files, out, train, how,
-                held_out=held_out.resolve() if held_out else run.held_out or None, lora=adapters,
+                held_out=held or None, lora=adapters,
                 steps=changes.get("steps", steps), resume=resume, say=tell,
                 report=tracked(shown.update),
             )  # fmt: skip

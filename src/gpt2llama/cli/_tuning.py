@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ..errors import CheckedFields, ConfigError
+from ._config import nothing_named
 from ._print import log
 from ._progress import TrainingProgress
 
@@ -104,7 +105,8 @@ def run_of(
     if resume and model is None and written.exists():
         run = Tuning[M].read(written, kind)
     elif model is None:
-        raise ConfigError(f"name the model to tune: gpt2llama finetune {kind.KIND} MODEL …")
+        says = f"name the model to tune: gpt2llama finetune {kind.KIND} MODEL …"
+        raise nothing_named(says, out, resume)
     else:
         if lora is not None:
             train = train.replace(lr=LORA_RATE * train.lr)

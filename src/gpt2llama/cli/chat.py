@@ -125,6 +125,8 @@ def untaught(path: str, tokenizer: Tokenizer) -> str:
     from ..tokenizer import BPETokenizer
     from ..train.config import read_toml
 
+    if tokenizer.chat_template is None:
+        return ""  # nor can it be taught: what asks for a chat says so
     if isinstance(tokenizer, BPETokenizer) and tokenizer.config.get("chat_template") is None:
         return f"{path} has no chat template of its own and may only continue text"
     run, name = Path(path), Path(path).name

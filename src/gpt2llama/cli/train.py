@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, counted
-from ._config import config_of
+from ._config import config_of, nothing_named
 from ._options import Track
 from ._print import Json, print_json, tell
 from ._progress import TrainingProgress, nothing_left
@@ -60,7 +60,8 @@ def train(
         found = str(Path(begin).resolve()) if Path(begin).exists() else begin
         run = RunConfig(model=config_of(begin), train=TrainConfig(), data="", begin=found)
     else:
-        raise ConfigError("name what to train: --preset zh-3m, --from MODEL or --config run.toml")
+        says = "name what to train: --preset zh-3m, --from MODEL or --config run.toml"
+        raise nothing_named(says, out, resume)
     if data is not None:
         run = replace(run, data=str(data.resolve()))
     if not run.data:

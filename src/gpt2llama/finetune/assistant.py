@@ -106,15 +106,15 @@ def to_learn(tokenizer: Tokenizer, questions: Sequence[Question], seq_len: int) 
             examples.append(Example(example.ids[:end], example.learned[:end]))
     rng.shuffle(whole)
     talk, turns = list[dict[str, str]](), 0
-    for question in [*whole, None]:
-        if question and turns in range(1, TURNS) and rng.random() < GO_ON:
-            longer = talk + question.messages
+    for said in [*(question.messages for question in whole), []]:
+        if said and turns in range(1, TURNS) and rng.random() < GO_ON:
+            longer = talk + said
             if len(to_example(tokenizer, longer).ids) <= seq_len:
                 talk, turns = longer, turns + 1
                 continue
         if talk:
             examples.append(to_example(tokenizer, talk))
-        talk, turns = (question.messages if question else []), 1
+        talk, turns = said, 1
     return [example for example in examples if len(example.ids) - 1 <= seq_len]
 
 

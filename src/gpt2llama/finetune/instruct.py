@@ -69,7 +69,7 @@ class InstructRun:
         settings: dict[str, Any] = {
             "stage": "instruct",
             "begin": self.begin,
-            "data": [f"{path}:{weight:g}" for path, weight in self.data],
+            "data": [f"{path}:{str(weight).removesuffix('.0')}" for path, weight in self.data],
             "held_out_file": self.held_out,
             "tune": self.how.to_dict(),
             "train": self.train.to_dict(),

@@ -99,7 +99,7 @@ def _read_csv(path: Path) -> Iterator[tuple[str, object, object]]:
                 if texts is not None and labels is not None:
                     text, label = texts, labels
                     continue
-                if width != 2:
+                if width != 2 or texts is not None or labels is not None:  # half of it is named
                     raise DataError(first)
                 nameless = row[label].strip()
             if len(row) != width:
@@ -126,7 +126,7 @@ def _column(names: Sequence[str], known: Sequence[str]) -> int | None:
 
 
 def _says(row: Sequence[str]) -> str:
-    listed = ", ".join(f"{name.strip()!r:.30}" for name in row[:8]) + ", …" * (len(row) > 8)
+    listed = ", ".join(f"{name.strip()[:30]!r}" for name in row[:8]) + ", …" * (len(row) > 8)
     return (
         f"has the columns {listed}, and no telling which are the texts and the labels; name them "
         "text and label in the first row"
