@@ -170,6 +170,7 @@ def test_second_questions_have_room_for_an_answer() -> None:
     for q in seconds:
         assert [message["role"] for message in q.messages] == ["user", "assistant"] * 2
         assert q.messages[2]["content"] == q.ask
+        assert q.messages[1]["content"] != q.answer
         assert len(tokenizer.apply_chat(q.prompt)) <= 160 - 64
     assert seconds == asked_second(tokenizer, held_out, 160, every=40)
     assert not asked_second(tokenizer, held_out, 64)

@@ -222,7 +222,10 @@ def asked_second(
 ) -> list[Question]:
     """An eighth of those that have an answer, each behind another with its, if there is room."""
     known, rng = [q for q in questions if q.kind in ("fact", "talk")], random.Random(SEED)
-    seconds = [replace(q, earlier=tuple(rng.choice(known).messages)) for q in known[::every]]
+    seconds = []
+    for question in known[::every]:
+        before = rng.choice([other for other in known if other.about != question.about])
+        seconds.append(replace(question, earlier=tuple(before.messages)))
     room = seq_len - MAX_ANSWER
     return [q for q in seconds if len(tokenizer.apply_chat(q.prompt)) <= room]
 
