@@ -336,21 +336,15 @@ INLINE void band(int pairs, const int32_t *w, const int32_t *x, int64_t words, i
 
 // Few inputs: a row at a time, as memory streams it. Many: bands that stay in the cache while all
 // inputs pass.
-INLINE void rows(int kind, const Matrix *m, const Inputs *in, int64_t n, int64_t lo, int64_t hi,
-                 float *y, int64_t stride) {
+INLINE void rows(int kind, int pairs, const Matrix *m, const Inputs *in, int64_t n, int64_t lo,
+                 int64_t hi, float *y, int64_t stride) {
     const int64_t k = m->cols, grouped = n / WIDE * WIDE, words = words_in(m);
     for (int64_t row = lo; grouped && row < hi; row += BAND) {
         const int64_t count = least(BAND, hi - row);
         const char *w = (const char *)m->weight + row * k * size_of(kind);
-        if (paired(m))
-            pack(1, kind, w, k, count, in->band);
-        else
-            pack(0, kind, w, k, count, in->band);
+        pack(pairs, kind, w, k, count, in->band);
         for (int64_t at = 0; at < grouped; at += WIDE)
-            if (paired(m))
-                band(1, in->band, in->words + at * k, words, count, y + at * stride + row, stride);
-            else
-                band(0, in->band, in->words + at * k, words, count, y + at * stride + row, stride);
+            band(pairs, in->band, in->words + at * k, words, count, y + at * stride + row, stride);
     }
     const float *few = kind == F32 ? in->x : (const float *)in->words;
     for (int64_t row = lo; row < hi; row++) {
@@ -365,10 +359,13 @@ static void multiply(const Matrix *m, const Inputs *in, int64_t n, int64_t lo, i
                      int64_t stride) {
     switch (m->kind * 2 + m->rounded) {
     case F32 * 2:
-        rows(F32, m, in, n, lo, hi, y, stride);
+        rows(F32, 0, m, in, n, lo, hi, y, stride);
         break;
     case BF16 * 2:
-        rows(BF16, m, in, n, lo, hi, y, stride);
+        if (paired(m))
+            rows(BF16, 1, m, in, n, lo, hi, y, stride);
+        else
+            rows(BF16, 0, m, in, n, lo, hi, y, stride);
         break;
     case INT8 * 2:
         tiles(INT8, 0, m, in, n, lo, hi, y, stride);
