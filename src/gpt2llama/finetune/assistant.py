@@ -92,8 +92,8 @@ def assistant() -> Assistant:
 def to_learn(tokenizer: Tokenizer, questions: Sequence[Question], seq_len: int) -> list[Example]:
     """An epoch, none of its examples longer than a context of seq_len. A few wordings teach a whole
     answer; most only its first tokens until no other answer begins so, and one more: a wording
-    decides no more, and they cost a third. Whole ones follow each other in conversations. Refusals
-    and sums come several times."""
+    decides no more, and they cost a third. Refusals come several times. Whole answers, and all of
+    the sums, follow each other in conversations."""
     rng, examples, whole = random.Random(SEED), list[Example](), list[Question]()
     ends = _telling(tokenizer, {question.answer for question in questions})
     for question in questions:
