@@ -12,6 +12,7 @@
 #include "team.h"
 
 #define SPAN 128                              // keys that one piece of attention reads
+#define INNER (1 << 18)                       // bytes of the cache for each thread's inner caches
 #define PANEL (LANES * (LANES == 16 ? 4 : 2)) // of them, that stay in registers
 
 // ---- what Python hands over (native/binding.py has the same structures) ----
@@ -253,6 +254,32 @@ static void turn(const Cache *cache, int64_t slot, int64_t count, int64_t k, flo
     }
 }
 
+INLINE vf two_parts(int kind, const char *key, int64_t e, const float *q) {
+    return part(kind, key, e, 0) * load(F32, q, e) + part(kind, key, e, 1) * load(F32, q, e + LANES);
+}
+
+// Products of a query and keys: a vector a key, and the sums of LANES of them at once.
+INLINE void few_scores(int kind, const char *keys, int64_t count, int64_t k, const float *q,
+                       float *p) {
+    const int64_t size = k * size_of(kind), together = k % (2 * LANES) ? 0 : count / LANES * LANES;
+    for (int64_t j = 0; j < together; j += LANES) {
+        const char *key = keys + j * size;
+        for (int64_t b = LANES * size; b < 2 * LANES * size; b += 64)
+            __builtin_prefetch(key + b);
+        vf total[LANES];
+#pragma GCC unroll 16
+        for (int r = 0; r < LANES; r++)
+            total[r] = two_parts(kind, key + r * size, 0, q);
+        for (int64_t e = 2 * LANES; e < k; e += 2 * LANES)
+#pragma GCC unroll 16
+            for (int r = 0; r < LANES; r++)
+                total[r] += two_parts(kind, key + r * size, e, q);
+        store(p + j, sums(total));
+    }
+    for (int64_t j = together; j < count; j++)
+        dense(kind, 1, keys + j * size, k, q, 0, p + j, 0);
+}
+
 // Products of four queries and a panel of turned keys.
 INLINE void scores(const float *turned, int64_t k, const float *q, int64_t stride, float *p) {
     vf total[PANEL / LANES][4] = {0};
@@ -295,8 +322,8 @@ INLINE void piece(int kind, int cols, const Step *s, int64_t layer, int64_t i, i
         for (int64_t j = 0; j < hi - lo; j += PANEL)
             scores(turned + j * k, k, q, width, p[0] + j);
     else
-        for (int64_t j = 0; j < hi - lo; j++)
-            dense(kind, cols, keys + j * k * size_of(kind), k, q, width, p[0] + j, SPAN + LANES);
+        for (int c = 0; c < cols; c++)
+            few_scores(kind, keys, hi - lo, k, q + c * width, p[c]);
     for (int c = 0; c < cols; c++) {
         // Vectors reach past the last key: there, and where this token sees nothing, is -infinity.
         const int64_t from = first[c] - lo, to = most(from, end[c] - lo), count = hi - lo;
@@ -404,7 +431,7 @@ static void pieces(const Step *s, const Own *own, int64_t layer, int me) {
     const int64_t k = m->head_dim, threads = s->team->threads;
     if (shared(s)) {
         const int64_t items = m->heads * threads;
-        for (int64_t item = items * me / threads; item < items * (me + 1) / threads; item++)
+        for (int64_t item; (item = take(s->team, me, layer + 1, items)) >= 0;)
             all_keys(s, own, layer, item / threads, t->n * (item % threads) / threads,
                      t->n * (item % threads + 1) / threads);
         return;
@@ -413,7 +440,7 @@ static void pieces(const Step *s, const Own *own, int64_t layer, int me) {
     for (int64_t i = 0; i < t->n; i++)
         unseen = least(unseen, most(0, t->slot[i] + 1 - m->window) / SPAN);
     const int64_t items = (s->pieces - unseen) * m->heads, stride = s->pieces * m->heads * (k + 2);
-    for (int64_t item = items * me / threads; item < items * (me + 1) / threads; item++) {
+    for (int64_t item; (item = take(s->team, me, layer + 1, items)) >= 0;) {
         const int64_t h = item % m->heads, span = unseen + item / m->heads;
         for (int64_t i = 0, cols; i < t->n; i += cols) {
             float *y = s->piece + ((i * s->pieces + span) * m->heads + h) * (k + 2);
@@ -461,6 +488,26 @@ static void prepare_inputs(const Step *s, Own *own, const Matrix *matrix, const 
     meet_if_shared(s);
 }
 
+// Few tokens of one row, as long as the keys and values that they see fit the inner caches: this
+// thread's part is asked for, so that it comes while threads meet.
+static void ask_cache(const Step *s, int64_t layer, int me) {
+    const Model *m = s->model;
+    const Cache *c = s->cache;
+    const Tokens *t = s->tokens;
+    const int64_t size = m->head_dim * size_of(c->kind), end = t->slot[t->n - 1];
+    const int64_t first = most(0, t->slot[0] + 1 - m->window), count = most(0, end - first);
+    const int64_t threads = s->team->threads, mine = count * (me + 1) / threads * size;
+    if (t->row[0] != t->row[t->n - 1] || 2 * m->kv_heads * count * size > threads * INNER)
+        return;
+    for (int64_t h = 0; h < m->kv_heads; h++) {
+        const int64_t at = (cells(m, c, layer, t->row[0], h) + first) * size;
+        for (int64_t b = count * me / threads * size; b < mine; b += 64) {
+            __builtin_prefetch((const char *)c->keys + at + b, 0, 2);
+            __builtin_prefetch((const char *)c->values + at + b, 0, 2);
+        }
+    }
+}
+
 static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, int me) {
     const Model *m = s->model;
     const Tokens *t = s->tokens;
@@ -476,6 +523,7 @@ static void attention(const Step *s, Own *own, const Layer *l, int64_t layer, in
         share(s, me, matrix[i]->rows, &lo, &hi);
         multiply(matrix[i], &own->in, t->n, lo, hi, s->qkv + start[i], width);
     }
+    ask_cache(s, layer, me);
     meet(s->team);
     for (int64_t item = me; item < t->n * (heads + kv); item += s->team->threads) {
         const int64_t i = item / (heads + kv), h = item % (heads + kv);

@@ -193,20 +193,25 @@ INLINE vi dot_nibbles(vi d, vi w, vi x) { return dot_signed(d, w, x); }
 INLINE vi nibbles_total(vi d) { return d; }
 #endif
 
+#if defined(__AVX512F__) && LANES == 16
+// a's and b's first halves, or second ones: a word of each in turn.
+INLINE vi interleave(int second, vi a, vi b) {
+    const __m512i first = {0x1000000000, 0x1100000001, 0x1200000002, 0x1300000003,
+                           0x1400000004, 0x1500000005, 0x1600000006, 0x1700000007};
+    const __m512i order = _mm512_add_epi32(first, _mm512_set1_epi32(8 * second));
+    return (vi)_mm512_permutex2var_epi32((__m512i)a, order, (__m512i)b);
+}
+#endif
+
 // The columns of LANES vectors of words: four times, the first half and the second are interleaved.
 INLINE void transpose(vi v[LANES]) {
 #if defined(__AVX512F__) && LANES == 16
-    const __m512i low = {0x1000000000, 0x1100000001, 0x1200000002, 0x1300000003,
-                         0x1400000004, 0x1500000005, 0x1600000006, 0x1700000007};
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
 #pragma GCC unroll 4
     for (int round = 0; round < 4; round++) {
         vi to[LANES];
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
-            const __m512i a = (__m512i)v[i / 2], b = (__m512i)v[i / 2 + LANES / 2];
-            to[i] = (vi)_mm512_permutex2var_epi32(a, i % 2 ? high : low, b);
-        }
+        for (int i = 0; i < LANES; i++)
+            to[i] = interleave(i % 2, v[i / 2], v[i / 2 + LANES / 2]);
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++)
             v[i] = to[i];
@@ -217,6 +222,24 @@ INLINE void transpose(vi v[LANES]) {
             const int32_t word = v[i][j];
             v[i][j] = v[j][i], v[j][i] = word;
         }
+#endif
+}
+
+// The sums of LANES vectors: halves of two are added to each other, four times.
+INLINE vf sums(vf v[LANES]) {
+#if defined(__AVX512F__) && LANES == 16
+#pragma GCC unroll 4
+    for (int count = 8; count; count /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++)
+            v[i] = (vf)interleave(0, (vi)v[i], (vi)v[i + count]) +
+                   (vf)interleave(1, (vi)v[i], (vi)v[i + count]);
+    return v[0];
+#else
+    vf all;
+    for (int i = 0; i < LANES; i++)
+        all[i] = sum(v[i]);
+    return all;
 #endif
 }
 
