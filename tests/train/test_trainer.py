@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -188,14 +190,54 @@ def test_a_signal_at_the_last_step_is_no_interruption(data: Path, tmp_path: Path
     assert train(config(data), tmp_path / "run", report=stop).step == 6
 
 
-def test_a_second_ctrl_c_does_not_wait(data: Path, tmp_path: Path) -> None:
+STOPPING = "stopping after this step, which is saved; a second Ctrl-C stops within it, unsaved\n"
+
+
+def test_a_second_ctrl_c_does_not_wait(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does it save; what was saved before stays."""
+
     def stop(line: dict[str, Any]) -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
+        if line["step"] == 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt) as raised:
         train(config(data), tmp_path / "run", report=stop)
     assert not isinstance(raised.value, Interrupted)
+    assert capfd.readouterr().err == STOPPING
+    assert (tmp_path / "run" / "latest").read_text(encoding="utf-8") == "step-000002\n"
+
+
+def test_ctrl_c_is_answered_within_a_long_call(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a backward pass, in which no handler runs: here a read that ends with the answer."""
+    said: list[str] = []
+    reader, writer = os.pipe()
+
+    def press() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # the read goes on
+        for _ in range(1000):
+            if text := capfd.readouterr().err:
+                said.append(text)
+                break
+            time.sleep(0.01)
+        os.close(writer)
+
+    def stop(line: dict[str, Any]) -> None:
+        if line["step"] == 3:
+            thread = threading.Thread(target=press)
+            thread.start()
+            ctypes.CDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
+            thread.join()
+
+    with pytest.raises(Interrupted, match="after step 3"):
+        train(config(data), tmp_path / "run", report=stop)
+    os.close(reader)
+    assert said == [STOPPING]
+    assert (tmp_path / "run" / "latest").read_text(encoding="utf-8") == "step-000003\n"
 
 
 def test_early_stopping(data: Path, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
+import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -237,7 +239,7 @@ def _due(step: int, every: int | None) -> bool:
 
 @contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C or SIGTERM, which lets the step finish; a second Ctrl-C does not."""
+    """Set by the first Ctrl-C or SIGTERM, which lets the step finish; a second one does not."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -251,7 +253,35 @@ def _stop_signals() -> Iterator[threading.Event]:
     names = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(name, ask) for name in names]
     try:
-        yield stop
+        with _said_at_once(names):
+            yield stop
     finally:
         for name, handler in zip(names, before, strict=True):
             signal.signal(name, handler)
+
+
+@contextmanager
+def _said_at_once(names: Sequence[int]) -> Iterator[None]:
+    """Tells of the first of these signals on stderr, by a thread: a handler in Python waits
+    till the backward pass, one call, is over."""
+    heard, sent = socket.socketpair()
+    sent.setblocking(False)
+    line = b"stopping after this step, which is saved; a second Ctrl-C stops within it, unsaved\n"
+
+    def listen() -> None:
+        while number := heard.recv(1):
+            if number[0] in names:
+                with suppress(OSError):  # past sys.stderr, which may be in the middle of a line
+                    os.write(2, b"\n" * os.isatty(2) + line)
+                return
+
+    listener = threading.Thread(target=listen, daemon=True)
+    before = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
+    listener.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        sent.close()  # which ends the listener
+        listener.join()
+        heard.close()
