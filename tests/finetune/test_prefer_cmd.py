@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,42 @@ def test_ctrl_c(
     check_same(out, whole)
 
 
+@pytest.mark.parametrize("command", ["preference", "reward"])
+def test_what_is_named_again_must_agree(
+    command: str, model: Path, pairs: Path, sums: Path, tmp_path: Path
+) -> None:
+    """What is not named is as the run was begun, whatever else is."""
+    data, out = pairs if command == "preference" else sums, tmp_path / "run"
+    how = [*SMALL_SETS, "--set=chat=false"] if command == "preference" else REWARD_SETS
+    how += ["--loss", "ipo"] if command == "preference" else ["--reward", "format:[a-z]"]
+    call(command, model, "--data", data, "--out", out, *how, "--lora", "4", "--lora-alpha", "4")
+    config, again = (out / "config.toml").read_bytes(), [command, "--out", out, "--resume"]
+    for more in (
+        [model],
+        ["--data", data],
+        [model, "--lora", "4"],
+        ["--lora-alpha", "4"],
+        [model, "--data", data, *how, "--lora", "4", "--lora-alpha", "4"],
+    ):
+        done = call(*again, *more)
+        assert "nothing was left to do: step 6 " in done.stderr
+        assert (out / "config.toml").read_bytes() == config
+    other = write_lines(tmp_path / "other.jsonl", [])
+    for more, says in (
+        ([tmp_path], "was begun with begin="),
+        (["--data", other], "was begun with data="),
+        (["--held-out", other], "was begun without held_out, not with it"),
+        ([model, "--lora", "8"], "was begun with rank=4, not 8"),
+        (["--lora-alpha", "8"], "was begun with alpha=4.0, not 8.0"),
+        ([model, "--set", "lr=1"], "was begun with lr=0.01, not 1"),
+        (["--set", "temperature=2"] if command == "reward" else ["--loss", "dpo"],
+         "was begun with temperature=1.0, not 2"
+         if command == "reward" else "was begun with loss='ipo', not 'dpo'"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"{says}.*; resume it with the same settings"):
+            call(*again, *more)
+
+
 def test_reward(model: Path, sums: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
@@ -125,10 +162,11 @@ def test_what_is_missing(model: Path, tmp_path: Path) -> None:
 
 
 def test_adapters_want_a_higher_rate(tmp_path: Path) -> None:
-    lora = lora_of(4, None, 0.1, None)
+    adapters = partial(lora_of, 4, None, 0.1, None)
+    lora = adapters(None)
     assert lora == LoraConfig(rank=4, alpha=8, dropout=0.1)
     for settings, rate in (([], 1e-4), (["lr=3e-5"], 3e-5)):
         run = run_of(
-            PreferenceConfig, DEFAULTS, "m", tmp_path, Path("d"), None, settings, False, lora
+            PreferenceConfig, DEFAULTS, "m", tmp_path, Path("d"), None, settings, False, adapters
         )
         assert (run.train.lr, run.lora) == (rate, lora)

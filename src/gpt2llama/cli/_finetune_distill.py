@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ import typer
 from ..errors import ConfigError, counted
 from ._options import Track
 from ._print import Json, log, print_json, tell
-from ._tuning import lasting
+from ._tuning import given, lasting
 
 LOGITS, ANSWERS = "Learning its probabilities", "Writing its answers"
 
@@ -95,31 +96,29 @@ def distill(
             raise ConfigError("--teacher is missing: the model that answers")
         _answers(teacher, prompts, out, max_new_tokens, batch_size, resume, json)
         return
-    from ..finetune.distill import DistillConfig, DistillRun, distill
+    from ..finetune.distill import DistillRun, distill
+    from ..model.presets import presets
     from ..train.config import TrainConfig
     from ..train.trackers import Tracking
     from ..train.trainer import Interrupted
     from ._config import config_of, nothing_named
     from ._progress import TrainingProgress, nothing_left
 
-    if resume and student is None and (out / "config.toml").exists():
+    if resume and (out / "config.toml").exists():
         run = DistillRun.read(out / "config.toml")
     elif student is None or teacher is None or data is None:
         says = "give STUDENT, --teacher and --data (or --prompts, for its answers)"
         raise nothing_named(says, out, resume and student is None)
     else:
-        from ..model.presets import presets
-
+        run = DistillRun(model=config_of(student), train=TrainConfig(), data="")
+    if student is not None:
         begin = "" if student in presets() else lasting(student)
-        run = DistillRun(
-            model=config_of(student),
-            train=TrainConfig(),
-            data=str(data.resolve()),
-            begin=begin,
-            distill=DistillConfig(teacher=_checkpoint(teacher)),
-        )
-    given = {"temperature": temperature, "alpha": alpha, "top_k": top_k}
-    changes = {name: value for name, value in given.items() if value is not None}
+        run = replace(run, model=config_of(student), begin=begin)
+    if data is not None:
+        run = replace(run, data=str(data.resolve()))
+    changes = given(temperature=temperature, alpha=alpha, top_k=top_k)
+    if teacher is not None:
+        changes["teacher"] = _checkpoint(teacher, run.distill.teacher)
     run = run.changed(settings or [], changes)
     try:
         with (
@@ -174,11 +173,14 @@ def _answers(
     tell(f"{counted(done.written, 'answer')}{left if done.empty or done.cut_off else ''}: {out}")
 
 
-def _checkpoint(name: str) -> str:
-    """Of a run its latest one now: a resumed distillation must not meet a later one."""
+def _checkpoint(name: str, begun: str) -> str:
+    """Of a run the one that was `begun` with, or its latest one now: a resumed distillation must
+    not meet a later one."""
     from ..weights import open_model
 
     if (Path(name) / "latest").is_file():
+        if Path(begun).is_relative_to(Path(name).resolve()):
+            return begun
         return str(Path(open_model(name).where).parent.resolve())
     return lasting(name)
 

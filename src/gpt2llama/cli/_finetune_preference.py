@@ -64,7 +64,7 @@ def preference(
 
     named = [] if loss is None else [f"loss={loss}"]
     pairs = [*named, *(settings or [])]
-    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
+    adapters = partial(lora_of, lora, lora_alpha, lora_dropout, lora_modules)
     run = run_of(PreferenceConfig, DEFAULTS, model, out, data, held_out, pairs, resume, adapters)
     try:
         with TuningProgress(_words) as shown, Tracking(out, track or []) as tracked:

@@ -76,7 +76,7 @@ def reward(
             reward = f"{Path(file).resolve()}:{function}"
         named = [f"reward={_quoted(reward)}"]
     pairs = [*(settings or []), *named]
-    adapters = lora_of(lora, lora_alpha, lora_dropout, lora_modules)
+    adapters = partial(lora_of, lora, lora_alpha, lora_dropout, lora_modules)
     run = run_of(RewardConfig, DEFAULTS, model, out, data, held_out, pairs, resume, adapters)
     if is_function(run.method.reward) and reward is None:  # a config.toml alone runs no code
         raise ConfigError(

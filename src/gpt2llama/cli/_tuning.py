@@ -96,27 +96,32 @@ def run_of(
     held_out: Path | None,
     settings: list[str],
     resume: bool,
-    lora: LoraConfig | None,
+    lora: Callable[[LoraConfig | None], LoraConfig | None],
 ) -> Tuning[M]:
-    """By the options; what they leave open is as in the folder that is resumed, or `train`."""
+    """By the options; what they leave open is as in the folder that is resumed, or `train`.
+
+    lora: by its options and by what the run was begun with.
+    """
     from ..finetune.settings import Tuning
 
     written = out / "config.toml"
-    if resume and model is None and written.exists():
+    if resume and written.exists():
         run = Tuning[M].read(written, kind)
+        run = replace(run, lora=lora(run.lora))
     elif model is None:
         says = f"name the model to tune: gpt2llama finetune {kind.KIND} MODEL …"
         raise nothing_named(says, out, resume)
     else:
-        if lora is not None:
+        adapters = lora(None)
+        if adapters is not None:
             train = train.replace(lr=LORA_RATE * train.lr)
-        run = Tuning(begin=lasting(model), data="", method=kind(), train=train)
+        run = Tuning(begin="", data="", method=kind(), train=train, lora=adapters)
+    if model is not None:
+        run = replace(run, begin=lasting(model))
     if data is not None:
         run = replace(run, data=str(data.resolve()))
     if held_out is not None:
         run = replace(run, held_out=str(held_out.resolve()))
-    if lora is not None:
-        run = replace(run, lora=lora)
     if not run.data:
         raise ConfigError("--data is missing: give a JSONL file")
     return run.set(settings)
