@@ -199,6 +199,46 @@ def test_the_folder_is_enough_to_go_on(
     assert len(figures(tmp_path / "run")) > length
 
 
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
+def test_other_data_under_the_same_name(
+    base: Path, tmp_path: Path, lora: LoraConfig | None
+) -> None:
+    """The texts, their order, what is held out, the model: all are as they were, or it is said."""
+    files = [tmp_path / name for name in ("a.jsonl", "b.jsonl", "model/model.safetensors")]
+    (tmp_path / "model").mkdir()
+    for file in (base / "model").iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    lines = (base / "pairs.jsonl").read_bytes().splitlines(keepends=True)
+    for file in files[:2]:
+        file.write_bytes(b"".join(lines))
+    out = tmp_path / "run"
+
+    def go(steps: int) -> int:
+        data = [(files[0], 1.0)]
+        return instruct(tmp_path / "model", data, out, TRAIN, ALL, held_out=files[1], lora=lora,
+                        steps=steps, resume=True).step  # fmt: skip
+
+    assert go(2) == 2
+    before = (out / "config.toml").read_bytes()
+    other = g.load(base / "model")[0].requires_grad_(False)
+    other.embed_tokens.weight[5] += 1
+    g.save(other, None, tmp_path / "other")
+    changed = [
+        b"".join(lines).replace("它是一".encode(), "它是二".encode()),
+        b"".join(lines[::-1]),
+        (tmp_path / "other/model.safetensors").read_bytes(),
+    ]
+    for file, content in zip(files, changed, strict=True):
+        kept = file.read_bytes()
+        assert content != kept
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"no longer what .*run was begun with; put it back"):
+            go(3)
+        assert (out / "config.toml").read_bytes() == before
+        file.write_bytes(kept)
+    assert go(3) == 3
+
+
 def test_a_weight_is_kept_to_the_last_digit(tmp_path: Path) -> None:
     data = [("a:b.jsonl", 1 / 3), ("c.jsonl", 2.0), ("d.jsonl", 0.5), ("e.jsonl", 123.4567891)]
     begun = InstructRun(begin="model", data=data)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckedFields, ConfigError, DataError, InputError, counted
-from ..train.config import TrainConfig
+from ..train.config import TrainConfig, to_toml
 from ..train.run import pick_device
 from ..train.run_folder import RunFolder
 from ..train.trainer import HeldOut, Progress, Store, Trainer
@@ -22,7 +24,7 @@ from .examples import Example, Message, read_conversations, to_examples
 from .lora import LoraConfig, adapt
 from .packing import PackedExamples, in_order, mixed, pack
 from .run import read_settings, table, tune
-from .settings import load_to_tune
+from .settings import check_begun, digest, load_to_tune
 
 if TYPE_CHECKING:
     from ..model.transformer import Transformer
@@ -104,6 +106,14 @@ class Prepared:
     examples: int
     skipped: int  # too long for seq_len
     learned_tokens: int  # targets of an epoch
+
+    def digest(self) -> str:
+        """sha256 of all tokens and of which of them are learned."""
+        found = hashlib.sha256()
+        for example in chain.from_iterable(self.rows + self.held_out):
+            found.update(np.asarray(example.ids, np.int64).data)
+            found.update(np.asarray(example.learned, np.bool_).data)
+        return found.hexdigest()
 
 
 def prepare(
@@ -212,7 +222,8 @@ def instruct(
     lora: only adapters learn, and the run's checkpoints are adapters; without it the whole model.
     steps: instead of how.epochs. report: a line of metrics.jsonl, and the steps in all. Raises
     what `load`, `read_conversations` and training raise; TokenizerError for a tokenizer without a
-    chat template, ConfigError for other settings than a resumed run was begun with.
+    chat template, ConfigError for other settings, data or weights than a resumed run was begun
+    with.
     """
     how = how or InstructConfig()
     model, tokenizer = load_to_tune(str(begin), train.seq_len)
@@ -242,9 +253,12 @@ def instruct(
         train=train,
         lora=lora,
     )
-    store = adapt(model, begin, lora, train.seed)
 
     def make(folder: RunFolder) -> Trainer:
+        files = [*(path for path, _ in settings.data), *filter(None, [settings.held_out])]
+        name = digest(model, prepared.digest())
+        check_begun(folder, [settings.begin, *files], to_toml(settings.to_dict()), name)
+        store = adapt(model, begin, lora, train.seed)
         return make_trainer(
             model.to(pick_device(train.device)).train(),
             tokenizer,

@@ -327,7 +327,7 @@ def make_trainer(
     cfg, device = run.train, torch.device(pick_device(run.train.device))
     dtype = computing_dtype(cfg, device)
     name = digest(model, dtype, pairs.train, pairs.held_out)
-    check_begun(folder, run, name)
+    check_begun(folder, run.sources, run.to_toml(), name)
     loss, model = PreferenceLoss(run.method), model.to(device)
     rounded = loss.kind.reference and dtype != torch.float32
     reference_model = copy.deepcopy(model).to(dtype) if rounded else model

@@ -118,7 +118,7 @@ def tune_reward(
         tasks = read_parts(run, encode, run.train.seq_len or model.config.max_seq_len, "prompt")
         found.append(tasks)
         lines = [task.line.values for task in tasks.train + tasks.held_out]
-        check_begun(folder, run, digest(model, lines))
+        check_begun(folder, run.sources, run.to_toml(), digest(model, lines))
         trainer = make_trainer(run, model, tokenizer, tasks, reward, folder, report)
         measure_first(trainer)
         return trainer

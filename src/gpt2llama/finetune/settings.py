@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -57,6 +58,11 @@ class Tuning(Generic[M]):
     def to_toml(self) -> str:
         return to_toml(self.to_dict())
 
+    @property
+    def sources(self) -> list[str]:
+        """What the numbers come from, by name."""
+        return [self.begin, self.data, *([self.held_out] if self.held_out else [])]
+
     @classmethod
     def read(cls, path: str | Path, kind: type[M]) -> Self:
         """What `to_toml` wrote of a run of this kind; raises FileError and ConfigError."""
@@ -91,19 +97,20 @@ def digest(model: Transformer, *what: object) -> str:
     return found.hexdigest()
 
 
-def check_begun(folder: RunFolder, run: Tuning[M], name: str) -> None:
-    """Refuses to resume with a model or data other than `name`, their digest, says; leaves the
-    settings in the folder, by which alone it can be resumed from now on.
+def check_begun(folder: RunFolder, what: Sequence[str], toml: str, name: str) -> None:
+    """Refuses to resume where `what`, the model and the files of the data, is other than `name`,
+    its digest, says; leaves the settings in the folder, by which alone it can be resumed from now
+    on.
     """
     path = folder.path / "begun.sha256"
     known = path.read_text(encoding="utf-8").strip() if path.exists() else None
     if folder.latest() is not None and known != name:
         raise ConfigError(
-            f"{run.begin} or {run.data} is no longer what {folder.path} was begun with; put it "
-            "back or train in another --out"
+            f"{', '.join(what[:-1])} or {what[-1]} is no longer what {folder.path} was begun "
+            "with; put it back or train in another --out"
         )
     folder.write_text(path.name, name + "\n")
-    folder.write_text("config.toml", run.to_toml())
+    folder.write_text("config.toml", toml)
 
 
 def measure_first(trainer: Trainer) -> None:
