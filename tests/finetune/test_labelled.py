@@ -83,6 +83,39 @@ def test_csv(content: str, tmp_path: Path) -> None:
     assert read_labelled(write(tmp_path / "t.CSV", content)) == WANTED
 
 
+LONG = (
+    "come to the station at noon,spam\nbring the books with you,ham\n"
+    "中奖了快来领取你的礼物吧就在火车站的旁边,ham\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "rest"),
+    [
+        ("see you, bye", LONG),  # marks: no name
+        ("we will see you then", LONG),  # a sentence
+        ("tomorrowatnoon", LONG),  # a word that is as long as texts are
+        ("Smith", "Miller,ham\nBaker,spam\nLi,spam\nLópez,ham\n"),  # where all are words
+        ("你好", "再见,spam\n谢谢,ham\n"),
+    ],
+)
+def test_a_short_first_text(first: str, rest: str, tmp_path: Path) -> None:
+    texts = read_labelled(write(tmp_path / "t.csv", f'"{first}",spam\n{rest}'))
+    assert texts[0] == (first, "spam")
+    assert len(texts) == rest.count("\n") + 1
+
+
+@pytest.mark.parametrize("first", ["Nachricht", "SMS text", "sms_text", "短信", "e-mail"])
+def test_a_name_that_is_a_label_too(first: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", f"{first},spam\n{LONG}")
+    with pytest.raises(DataError, match=f"t.csv:1 '{first}', 'spam' may name .* put text,label in"):
+        read_labelled(path)
+    path = write(tmp_path / "t.csv", f"text,label\n{first},spam\n{LONG}")  # as it says
+    assert read_labelled(path)[0] == (first, "spam")
+    path = write(tmp_path / "t.csv", f"text,label\n{LONG}")
+    assert len(read_labelled(path)) == 3
+
+
 def test_jsonl(tmp_path: Path) -> None:
     lines = '{"text": "a, b", "label": 1}\n\n{"label": "0", "text": "\\u4e2d", "more": []}'
     assert read_labelled(write(tmp_path / "t.jsonl", lines)) == [("a, b", "1"), ("中", "0")]

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -48,9 +49,10 @@ def read_labelled(source: str | Path) -> list[Labelled]:
     """The texts of the asset sms-spam, of a .csv file or of a .jsonl file, in their order.
 
     CSV: columns named text and label, or by one of the other usual names; or just two columns,
-    first the text, without names. JSONL: objects with text and label. A label is a string or a
-    whole number. Raises AssetError, FileError, and DataError, naming the line, for what is
-    malformed or empty.
+    first the text, without names. A first row of other names is told from a text by its label,
+    which no text has, or where one has it, by its text, a word or two of at most half the usual
+    length. JSONL: objects with text and label. A label is a string or a whole number. Raises
+    AssetError, FileError, and DataError, naming the line, for what is malformed or empty.
     """
     path = Path(source)
     if str(source) == SMS_SPAM:
@@ -86,7 +88,8 @@ def _sms_spam(path: Path) -> list[Labelled]:
 def _read_csv(path: Path) -> Iterator[tuple[str, object, object]]:
     rows = csv.reader((line for _, line in read_text_lines(path)), strict=True)
     text, label, width = 0, 1, 0
-    nameless, seen = "", Counter[str]()  # the label in a first row that names no columns
+    nameless = ("", "")  # the text and the label in a first row that names no columns we know
+    seen, lengths = Counter[str](), list[int]()
     line = 1
     try:
         for row in rows:
@@ -94,25 +97,31 @@ def _read_csv(path: Path) -> Iterator[tuple[str, object, object]]:
             if not row:
                 continue
             if not width:
-                width, first = len(row), f"{place} {_says(row)}"
+                at, width, first = place, len(row), f"{place} {_says(row)}"
                 texts, labels = _column(row, TEXT_NAMES), _column(row, LABEL_NAMES)
                 if texts is not None and labels is not None:
                     text, label = texts, labels
                     continue
                 if width != 2 or texts is not None or labels is not None:  # half of it is named
                     raise DataError(first)
-                nameless = row[label].strip()
+                nameless = row[text].strip(), row[label].strip()
             if len(row) != width:
                 raise DataError(
                     f"{place} has {counted(len(row), 'column')} and the first row {width}; put a "
                     "text with commas in quotes"
                 )
             seen[row[label].strip()] += 1
+            lengths.append(len(row[text].strip()))
             yield place, row[text], row[label]
     except csv.Error as error:
         raise DataError(f"{path}:{line} is not CSV ({error}); mend its quotes") from None
-    if seen[nameless] == 1:  # a name that we do not know: as a label it could not be learned
+    if seen[nameless[1]] == 1:  # a name that we do not know: as a label it could not be learned
         raise DataError(first)
+    if re.fullmatch(r"\w+([ -]\w+)?", nameless[0]) and 2 * len(nameless[0]) <= median(lengths):
+        raise DataError(
+            f"{at} {nameless[0]!r}, {nameless[1]!r} may name the columns or be a text and its "
+            "label; put text,label in its place, or above it if it is a text"
+        )
 
 
 def _column(names: Sequence[str], known: Sequence[str]) -> int | None:
