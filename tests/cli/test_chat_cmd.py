@@ -174,6 +174,22 @@ def test_what_only_continues_text_is_said(
     how = ["--set=device=cpu", "--set=steps=1", "--out", tmp_path / "assistant"]
     run("finetune", "instruct", out, "--data", tmp_path / "talks.jsonl", *how)
     assert note(tmp_path / "assistant") == ""
+    for begin, says in (
+        (out / "checkpoints" / "step-000002", "was trained on text alone"),
+        (tmp_path / "first", "was trained on text alone"),  # itself begun with another's weights
+        (out, ""),  # its latest is the demo's tuned one by now
+        (tmp_path / "assistant", ""),
+    ):
+        more = tmp_path / ("first" if begin.name == "step-000002" else f"from-{begin.name}")
+        run("train", "--from", begin, "--data", data, "--out", more, "--set=steps=1",
+            "--set=seq_len=16", "--set=device=cpu", "--set=compile=off")  # fmt: skip
+        said = note(more)
+        assert says in said
+        assert bool(says) == bool(said)
+    tune = (out / "config.toml").read_text(encoding="utf-8").split("\n", 1)[1]
+    begin = f'data = "assistant"\nbegin = "{tmp_path / "first"}"\n'  # as the demo writes it
+    (tmp_path / "first" / "config.toml").write_text(begin + tune, encoding="utf-8")
+    assert note(tmp_path / "first") == ""
     g.save(model, tokenizer, tmp_path / "hf", format="hf")
     assert note(tmp_path / "hf") == ""
     config = tmp_path / "hf/tokenizer_config.json"

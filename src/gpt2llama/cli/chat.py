@@ -120,7 +120,8 @@ def chat(
 def untaught(path: str, tokenizer: Tokenizer) -> str:
     """What shows that a model was never taught to answer, if anything does.
 
-    The tokenizers that we train all have a template: of these models a run's folder tells it.
+    The tokenizers that we train all have a template: of these models a run's folder tells it, and
+    that of the run whose weights it was begun with.
     """
     from ..tokenizer import BPETokenizer
     from ..train.config import read_toml
@@ -129,14 +130,25 @@ def untaught(path: str, tokenizer: Tokenizer) -> str:
         return ""  # nor can it be taught: what asks for a chat says so
     if isinstance(tokenizer, BPETokenizer) and tokenizer.config.get("chat_template") is None:
         return f"{path} has no chat template of its own and may only continue text"
-    run, name = Path(path), Path(path).name
-    if run.parent.name == "checkpoints":
-        run = run.parent.parent
-    elif (run / "latest").is_file():
-        name = (run / "latest").read_text(encoding="utf-8").strip()
-    with contextlib.suppress(Gpt2LlamaError):  # no run's
-        settings = read_toml(run / "config.toml")
-        if name != "tuned" and settings.keys() <= {"data", "model", "train", "distill"}:
+    begun, seen = path, set[str]()
+    while begun not in seen:
+        seen.add(begun)
+        run, name = Path(begun), Path(begun).name
+        if run.parent.name == "checkpoints":
+            run = run.parent.parent
+        elif (run / "latest").is_file():
+            name = (run / "latest").read_text(encoding="utf-8").strip()
+        try:
+            settings = read_toml(run / "config.toml")
+        except Gpt2LlamaError:  # no run's
+            return ""
+        if (
+            name == "tuned"  # the demo's
+            or settings.get("data") == "assistant"
+            or not settings.keys() <= {"data", "begin", "model", "train", "distill"}
+        ):
+            return ""
+        if not (begun := str(settings.get("begin", ""))):
             return f"{path} was trained on text alone, which it continues: it answers nothing"
     return ""
 
