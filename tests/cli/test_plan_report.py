@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.cells import cell_len
 
 from gpt2llama.model.presets import preset
@@ -157,6 +158,11 @@ def test_this_machine_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == [got["weight_bytes"] + got["kv_bytes"]]  # tied: all of it is read
     assert got["roofline"][0]["decode"]["by_bandwidth"] == pytest.approx(1e9 / asked[0])
     assert "fits" not in got  # a system that does not say how much memory it has
+    words, peaks = ("zh-3m", "--this-machine", "--optimizer", "muon", "--context", 16), []
+    for dtype in (torch.float32, torch.bfloat16):
+        monkeypatch.setattr("gpt2llama.machine.bf16_if_native", lambda device, dtype=dtype: dtype)
+        peaks.append(found(run, *words)["training_memory"]["workspace"])
+    assert peaks[1] < peaks[0] == found(run, *words[:1], *words[2:])["training_memory"]["workspace"]
 
 
 def test_names_are_not_markup(run: Run, tmp_path: Path) -> None:

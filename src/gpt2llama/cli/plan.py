@@ -106,6 +106,7 @@ def plan(
         raise InputError("--price needs --tokens, what to train on, and --on, the hardware")
     asked = _Question(context=context, batch=batch, dtype=dtype, kv_dtype=kv_dtype)
     devices = [hardware(device) for device in on or []]
+    bf16 = this_machine and _multiplies_bf16()
     if this_machine:
         devices.append(_measured(cfg, asked))
     memories = {text: parse_bytes(text) for text in memory or []}
@@ -114,7 +115,9 @@ def plan(
 
     def answer(cfg: ModelConfig) -> dict[str, Any]:
         found = _sizes(cfg, asked)
-        found["training_memory"] = _training_memory(cfg, context, batch, accumulate, optimizer)
+        found["training_memory"] = _training_memory(
+            cfg, context, batch, accumulate, optimizer, bf16
+        )
         if memories:
             found["fits"] = _fits(cfg, asked, memories)
         if devices:
@@ -180,9 +183,10 @@ def _training_memory(
     batch: int,
     accumulate: int,
     optimizer: Literal["adamw", "muon"],
+    bf16: bool,
 ) -> dict[str, Any]:
     """At the fullest moment of a step; and, at the loss, the activations by part."""
-    memory = training_memory(cfg, context, batch, accumulate, optimizer)
+    memory = training_memory(cfg, context, batch, accumulate, optimizer, bf16)
     return {
         "peak": memory.peak,
         **asdict(memory),
@@ -245,3 +249,11 @@ def _measured(cfg: ModelConfig, asked: _Question) -> Hardware:
     from ..train.speed import this_machine
 
     return this_machine(decode_step(cfg, **asdict(asked)).bytes)
+
+
+def _multiplies_bf16() -> bool:
+    import torch
+
+    from ..machine import bf16_if_native
+
+    return bf16_if_native(torch.device("cpu")) == torch.bfloat16

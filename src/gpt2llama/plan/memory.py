@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..model.config import ModelConfig
 from .arithmetic import context_length, matrices, parameters
 
-FP32, INT64 = 4, 8  # bytes
+BF16, FP32, INT64 = 2, 4, 8  # bytes
 WRITTEN_OUT = 256  # tokens up to which the model trains without the fused attention kernel
 
 
@@ -59,8 +59,12 @@ def training_memory(
     batch: int = 1,
     accumulate: int = 1,
     optimizer: Literal["adamw", "muon"] = "adamw",
+    bf16: bool = False,
 ) -> TrainingMemory:
-    """Of a step on `accumulate` times `batch` texts of `context` tokens (None: max_seq_len)."""
+    """Of a step on `accumulate` times `batch` texts of `context` tokens (None: max_seq_len).
+
+    bf16: the processor multiplies in it, and so does Muon, whatever the rest is in.
+    """
     if accumulate < 1:
         raise InputError(f"accumulate must be at least 1 (got {accumulate})")
     kept = activations(cfg, context, batch)
@@ -84,7 +88,7 @@ def training_memory(
             (beside and tied) + layer,
         ),
         ("embedding", every, one.embedding, beside + 2 * tied + stream),
-        ("update", every, 0, _muon_workspace(cfg) if optimizer == "muon" else 0),
+        ("update", every, 0, _muon_workspace(cfg, bf16) if optimizer == "muon" else 0),
     )
     state = 2 * numbers - (_hidden(cfg) if optimizer == "muon" else 0)
     moment, gradients, held, workspace = max(moments, key=lambda m: sum(m[1:]))
@@ -164,18 +168,24 @@ def _hidden(cfg: ModelConfig) -> int:
     return cfg.n_layers * sum(matrices(cfg))
 
 
-def _muon_workspace(cfg: ModelConfig) -> int:
-    """All updates, and of the largest stack of equal shapes three copies and two Gram matrices."""
+def _muon_workspace(cfg: ModelConfig, bf16: bool) -> int:
+    """All updates, and of the largest stack of equal shapes what is there beside them.
+
+    That is three copies and two Gram matrices while it is turned, and what the last stack became;
+    while it is stacked, in fp32 first, both of the last one's copies.
+    """
     q, kv = cfg.n_heads * cfg.head_size, cfg.kv_heads * cfg.head_size
     sizes = Counter[tuple[int, int]]()
     for width, count in ((q, 2), (kv, 2), (cfg.d_ff, 2 + cfg.gated_mlp)):
         shape = min(width, cfg.d_model), max(width, cfg.d_model)
         sizes[shape] += cfg.n_layers * count
-    stacks, before = [], 0
+    most, before, size = 0, 0, BF16 if bf16 else FP32
     for (rows, columns), count in sizes.items():
-        stacks.append(before + count * (3 * rows * columns + 2 * rows * rows))
-        before = count * rows * columns  # the last stack's updates are still there
-    return FP32 * (_hidden(cfg) + max(stacks))
+        numbers, gram = count * rows * columns, count * rows * rows
+        stacking = FP32 * numbers + bf16 * BF16 * numbers + size * 2 * before
+        most = max(most, stacking, size * (3 * numbers + 2 * gram + before))
+        before = numbers
+    return FP32 * _hidden(cfg) + most
 
 
 def _check(cfg: ModelConfig, context: int | None, batch: int) -> int:
