@@ -322,6 +322,8 @@ def test_refusals(data: Path, teacher: Path, tmp_path: Path) -> None:
             make_distiller(a_run(data, other), folder)
         with pytest.raises(ConfigError, match=r"a context of 16 and seq_len is 32; add --set"):
             make_distiller(a_run(data, teacher, max_seq_len=32), folder)
+        with pytest.raises(ConfigError, match="compile=on is for train and finetune instruct"):
+            make_distiller(a_run(data, teacher, compile="on"), folder)
     with pytest.raises(ConfigError, match=r"alpha is a share, at most 1 \(got 1\.5\)"):
         DistillConfig(teacher="x", alpha=1.5)
     with pytest.raises(ConfigError, match="temperature must be a number above 0"):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from gpt2llama.model.presets import preset
 from gpt2llama.tokenizer import train_bpe
 from gpt2llama.train.config import to_toml
 from gpt2llama.train.run_folder import read_metrics
+from gpt2llama.train.step import can_compile
 from gpt2llama.train.trainer import Interrupted
 
 PAIRS = [("甲是什么", "它是一"), ("乙是什么", "它是二"), ("丙呢", "三个"), ("What is D?", "four")]
@@ -237,6 +241,63 @@ def test_other_data_under_the_same_name(
         assert (out / "config.toml").read_bytes() == before
         file.write_bytes(kept)
     assert go(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "worth", "compiler", "compiled"),
+    [
+        ("off", 0.0, True, False),
+        ("on", 1e99, True, True),
+        ("auto", 1e99, True, False),
+        ("auto", 0.0, True, True),
+        ("auto", 0.0, False, False),
+    ],
+)
+def test_it_compiles_as_train_does(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    asked: str, worth: float, compiler: bool, compiled: bool,
+) -> None:  # fmt: skip
+    class Asked(Exception):
+        pass
+
+    def trainer(*_: Any, compiled: bool, **__: Any) -> None:
+        raise Asked(compiled)
+
+    monkeypatch.setattr("gpt2llama.train.run.WORTH_COMPILING", worth)
+    monkeypatch.setattr("gpt2llama.train.run.can_compile", lambda: compiler)
+    monkeypatch.setattr("gpt2llama.finetune.instruct.Trainer", trainer)
+    data: Any = [(base / "pairs.jsonl", 1.0)]
+    with pytest.raises(Asked) as raised:
+        instruct(base / "model", data, tmp_path / "run", TRAIN.replace(compile=asked), ALL)
+    assert raised.value.args == (compiled,)
+
+
+def compiled_runs(base: Path, out: Path) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """One without a stop, and one that was stopped behind its third step."""
+    torch.set_num_threads(2)
+    train = TRAIN.replace(checkpoint_every=2, compile="on")
+    data: Any = [(base / "pairs.jsonl", 1.0)]
+
+    def stop(line: dict[str, Any], steps: int) -> None:
+        if line["step"] == 3:
+            raise KeyboardInterrupt
+
+    instruct(base / "model", data, out / "whole", train, ALL, steps=6)
+    with suppress(KeyboardInterrupt):
+        instruct(base / "model", data, out / "run", train, ALL, steps=6, report=stop)
+    torch._dynamo.reset()  # as in another process
+    instruct(base / "model", data, out / "run", train, ALL, steps=6, resume=True)
+    runs = out / "whole", out / "run"
+    return [(figures(run), g.load(run)[0].state_dict()) for run in runs]
+
+
+@pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler, e.g. apt install g++")
+def test_compiled_and_resumed_is_undisturbed(base: Path, tmp_path: Path) -> None:
+    """In a process of its own, since the compiler trips over modules that other tests import."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        whole, resumed = pool.submit(compiled_runs, base, tmp_path).result()
+    assert resumed[0] == whole[0]
+    assert all(torch.equal(t, whole[1][name]) for name, t in resumed[1].items())
 
 
 def test_a_weight_is_kept_to_the_last_digit(tmp_path: Path) -> None:

@@ -153,6 +153,9 @@ def test_what_is_missing(model: Path, tmp_path: Path) -> None:
         ConfigError, match="name the model to tune: gpt2llama finetune reward MODEL"
     ):
         call("reward", "--out", tmp_path)
+    for command in ("preference", "reward"):
+        with pytest.raises(ConfigError, match="compile=on is for train and finetune instruct"):
+            call(command, model, "--data", "d", "--out", tmp_path, "--set", "compile=on")
     with pytest.raises(ConfigError, match="holds no run to resume"):
         call("preference", "--out", tmp_path, "--resume")
     with pytest.raises(ConfigError, match="--data is missing"):

@@ -15,6 +15,7 @@ from torch import Tensor
 from gpt2llama.data.batches import IGNORED, Batch
 from gpt2llama.errors import TrainingError
 from gpt2llama.model.config import ModelConfig
+from gpt2llama.model.presets import preset
 from gpt2llama.model.transformer import Transformer
 from gpt2llama.train.config import TrainConfig
 from gpt2llama.train.step import Step, can_compile
@@ -211,6 +212,28 @@ def step_with_dropout(compiled: bool) -> tuple[float, float, dict[str, Tensor]]:
         learned = (few.targets.flatten() != IGNORED).nonzero()[:, 0]
         batches.append(replace(few, learned=learned))
     return take(make_model(dropout=0.3), batches, compiled)
+
+
+def repeated_on_two_threads(_: int) -> list[bytes]:
+    """Gradients of an embedding in which a few tokens meet 2,048 times."""
+    torch.set_num_threads(2)
+    cfg = preset("zh-3m").replace(n_layers=1, d_ff=64, vocab_size=300, max_seq_len=128)
+    found = []
+    for _ in range(4):
+        torch.manual_seed(0)
+        step = Step(Transformer(cfg), TrainConfig(dtype="fp32", device="cpu"), compiled=True)
+        ids = torch.randint(3, (2, 16, 128), generator=torch.Generator().manual_seed(0))
+        for _ in range(3):
+            step([Batch(*ids)], 1e-2)
+        found.append(step.model.embed_tokens.weight.detach().numpy().tobytes())
+    return found
+
+
+@pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler, e.g. apt install g++")
+def test_compiled_is_the_same_each_time_on_two_threads() -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        (found,) = pool.map(repeated_on_two_threads, [0])
+    assert len(set(found)) == 1
 
 
 @pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler, e.g. apt install g++")

@@ -66,7 +66,7 @@ def instruct(
 
     Fields for --set: steps (instead of --epochs), batch_size, seq_len, accumulate, lr, optimizer,
     schedule, warmup_steps, weight_decay, clip, eval_every, checkpoint_every, patience, seed,
-    dtype, device.
+    dtype, device, compile.
 
     To go on, --out RUN --resume is enough.
     """

@@ -180,7 +180,7 @@ def make_distiller(
         dtype = computing_dtype(cfg, torch.device(device))
         return (model if quantised else model.to(dtype)).requires_grad_(False)
 
-    trainer = make_trainer(run, folder, report)
+    trainer = make_trainer(replace(run, train=cfg.eager()), folder, report)
     folder.write_text("config.toml", run.to_toml())  # before the long part, to go on from
     if how.top_k is None:
         trainer.step.objective = Distillation(how, LiveTeacher(teacher(), how.temperature))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckedFields, ConfigError, DataError, InputError, counted
 from ..train.config import TrainConfig, to_toml
-from ..train.run import pick_device
+from ..train.run import pick_device, should_compile
 from ..train.run_folder import RunFolder
 from ..train.trainer import HeldOut, Progress, Store, Trainer
 from .examples import Example, Message, read_conversations, to_examples
@@ -266,6 +266,7 @@ def instruct(
             train,
             folder,
             neftune=how.neftune,
+            compiled=should_compile(train, model.config, seq_len),
             report=lambda line: report(line, train.steps),
             store=store,
         )

@@ -43,6 +43,9 @@ class Tuning(Generic[M]):
     train: TrainConfig
     lora: LoraConfig | None = None
 
+    def __post_init__(self) -> None:
+        self.train.eager()
+
     def set(self, pairs: list[str]) -> Self:
         """Applies `key=value` strings; the key may be a field of the method or of the training."""
         train, method = parse_settings(pairs, TrainConfig, type(self.method))

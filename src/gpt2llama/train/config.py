@@ -65,6 +65,12 @@ class TrainConfig(CheckedFields):
                 f"(got decay={self.decay}, min_lr={self.min_lr})"
             )
 
+    def eager(self) -> TrainConfig:
+        """For a loss of one's own, which nothing compiles; ConfigError where that was asked for."""
+        if self.compile == "on":
+            raise ConfigError("compile=on is for train and finetune instruct; leave it out here")
+        return self.replace(compile="off")
+
 
 # For minutes of training. Muon learns a small corpus in about half of AdamW's tokens.
 SHORT_RUN = TrainConfig(

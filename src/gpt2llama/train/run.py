@@ -11,11 +11,12 @@ import torch
 
 from ..data.batches import PackedBatches, TokenData, held_out_windows
 from ..errors import ConfigError, DataError, TokenizerError, WeightsError
+from ..model.config import ModelConfig
 from ..model.transformer import Transformer
 from ..plan import flops_per_token
 from ..tokenizer import Tokenizer, load_tokenizer
 from ..weights import load, open_model
-from .config import RunConfig
+from .config import RunConfig, TrainConfig
 from .curve import loss_curve
 from .run_folder import RunFolder, read_metrics
 from .step import can_compile
@@ -78,7 +79,7 @@ def make_trainer(
         folder,
         tokenizer=tokenizer,
         held_out=HeldOut(windows, data.held_out_bytes),
-        compiled=should_compile(run),
+        compiled=should_compile(run.train, run.model, run.seq_len),
         report=report,
     )
 
@@ -133,15 +134,14 @@ def pick_device(name: str) -> str:
     return name
 
 
-def should_compile(run: RunConfig) -> bool:
+def should_compile(cfg: TrainConfig, model: ModelConfig, seq_len: int) -> bool:
     """`auto`: when the whole run, whatever part of it is left, is worth the compiler's time."""
-    cfg = run.train
     if cfg.compile == "on" and not can_compile():
         raise ConfigError("compile=on needs a C++ compiler; install g++ or set compile=auto")
     if cfg.compile != "auto":
         return cfg.compile == "on"
-    tokens = cfg.steps * cfg.accumulate * cfg.batch_size * run.seq_len
-    return tokens * flops_per_token(run.model, run.seq_len) > WORTH_COMPILING and can_compile()
+    tokens = cfg.steps * cfg.accumulate * cfg.batch_size * seq_len
+    return tokens * flops_per_token(model, seq_len) > WORTH_COMPILING and can_compile()
 
 
 def _check_same(before: RunConfig, now: RunConfig, folder: Path) -> None:

@@ -8,8 +8,8 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,6 +105,8 @@ class Step:
             return loss(model, batch.ids, batch.targets, *parts)
 
         self.objective = objective or next_token
+        cpu = self.device.type == "cpu"
+        self.summing = _in_order if compiled and cpu else nullcontext
 
     def __call__(self, batches: Sequence[Batch], lr: float) -> tuple[float, float]:
         """Mean nats per valid target and the gradient's norm before clipping.
@@ -117,12 +119,13 @@ class Step:
             raise NothingToLearn("the batch has no target to learn: every label is masked")
         self.compute.train()
         total = torch.zeros((), device=self.device)
-        for batch in batches:
-            loss = self.objective(self.compute, batch.to(self.device)) / valid
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            total += loss.detach()
-            if self.compute is not self.model:
-                self._collect_gradients()
+        with self.summing():
+            for batch in batches:
+                loss = self.objective(self.compute, batch.to(self.device)) / valid
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                total += loss.detach()
+                if self.compute is not self.model:
+                    self._collect_gradients()
         limit = self.cfg.clip or math.inf
         norm = nn.utils.clip_grad_norm_(self.params, limit, foreach=True).item()
         if not math.isfinite(total.item()) or not math.isfinite(norm):
@@ -153,6 +156,21 @@ class Step:
         suspects += [(f"gradient of {name}", p.grad) for name, p in named if p.grad is not None]
         bad = (what for what, tensor in suspects if not tensor.isfinite().all())
         return next((f"{what} is not finite" for what in bad), None)
+
+
+@contextmanager
+def _in_order() -> Iterator[None]:
+    """The compiler's backward of an embedding adds a token's gradients up in whatever order the
+    threads come: asked to be deterministic, it leaves that to PyTorch's own."""
+    how: Any = torch.utils.deterministic
+    before, fill = torch.are_deterministic_algorithms_enabled(), how.fill_uninitialized_memory
+    how.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        how.fill_uninitialized_memory = fill
 
 
 def computing_dtype(cfg: TrainConfig, device: torch.device) -> torch.dtype:

@@ -112,6 +112,8 @@ class Trainer:
         store: Store | None = None,
         report: Callable[[dict[str, Any]], None] = lambda line: None,
     ) -> None:
+        if objective is not None:
+            cfg.eager()
         self.model, self.batches, self.cfg, self.folder = model, batches, cfg, folder
         self.tokenizer, self.held_out, self.report = tokenizer, held_out, report
         torch.manual_seed(cfg.seed)  # dropout; the weights were drawn before
