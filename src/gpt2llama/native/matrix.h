@@ -7,7 +7,6 @@
 #define TILE 16              // rows of a quantised matrix that lie side by side
 #define PARTS (TILE / LANES) // vectors of a tile's rows
 #define BLOCK 32             // inputs that are rounded with one scale
-#define AHEAD 4096           // bytes
 #define BAND (2 * LANES)     // rows of plain weights that many inputs meet at once
 #define WIDE (LANES == 16 ? 8 : 4) // of those inputs
 
@@ -147,11 +146,14 @@ static int alike(const Matrix *a, const Matrix *b) {
 }
 
 // Memory is read in one stream a thread, and asked for ahead of it: rows are short, and the
-// hardware's own prefetching begins anew with each. A weight is read once a token: 0, nothing makes
-// room for it in the outer caches.
-INLINE void ask_ahead(const void *p, int64_t bytes) {
+// hardware's own prefetching begins anew with each. How far, and into which cache, was measured:
+// LOG.md. Past the outer caches (0) where much is computed for each byte, else into the second.
+INLINE void ask_ahead(int kind, const void *p, int64_t bytes) {
     for (int64_t b = 0; b < bytes; b += 64)
-        __builtin_prefetch((const char *)p + AHEAD + b, 0, 0);
+        if (kind == INT4)
+            __builtin_prefetch((const char *)p + 4096 + b, 0, 0);
+        else
+            __builtin_prefetch((const char *)p + 768 + b, 0, 2);
 }
 
 // Adds a row of k numbers, from number i on, times `cols` inputs to total[chain][input]; `chains`
@@ -160,7 +162,7 @@ INLINE int64_t products(int kind, int chains, int cols, int64_t i, const void *w
                         const float *x, int64_t x_stride, vf total[4][4]) {
     const int64_t step = chains * LANES;
     for (; i + step <= k; i += step) {
-        ask_ahead((const char *)w + i * size_of(kind), step * size_of(kind));
+        ask_ahead(kind, (const char *)w + i * size_of(kind), step * size_of(kind));
         for (int a = 0; a < chains; a++) {
             const vf v = part(kind, w, i, a);
             for (int c = 0; c < cols; c++)
@@ -233,7 +235,7 @@ INLINE void tile(int kind, int rounded, int cols, const Matrix *m, int64_t row, 
         vf part[WIDE][PARTS] = {0};
         for (int64_t b = g * in_group; b < (g + 1) * in_group; b++, w += per_block) {
             vi d[WIDE][PARTS] = {0};
-            ask_ahead(w, per_block * (int64_t)sizeof(vi));
+            ask_ahead(kind, w, per_block * (int64_t)sizeof(vi));
             if (rounded)
                 rounded_block(kind, cols, w, in->q + (at * k + b * BLOCK * cols) / 4, d);
             else
