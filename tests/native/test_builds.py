@@ -53,7 +53,7 @@ def test_runs_clean_under_the_sanitisers(tmp_path: Path) -> None:
         pytest.skip("the compiler has no sanitisers")
     env = {"LD_PRELOAD": " ".join(preload), "ASAN_OPTIONS": "detect_leaks=0"}
     run(
-        "switches or quantised or bf16 or refused or int8 or greedy or pieces",
+        "switches or quantised or bf16 or refused or int8 or greedy or pieces or wide",
         tmp_path,
         SANITISED,
         **env,
@@ -68,7 +68,7 @@ def test_runs_clean_under_the_sanitisers(tmp_path: Path) -> None:
 )
 def test_other_vectors_compute_the_same(flags: tuple[str, ...], tmp_path: Path) -> None:
     """What other processors run, but for the instructions that this one lacks."""
-    run("switches or quantised or bf16 or int8 or greedy", tmp_path, ("-O1", *flags))
+    run("switches or quantised or bf16 or int8 or greedy or wide", tmp_path, ("-O1", *flags))
 
 
 def test_a_build_is_kept_and_not_taken_for_another(tmp_path: Path) -> None:
