@@ -488,8 +488,8 @@ static void prepare_inputs(const Step *s, Own *own, const Matrix *matrix, const 
     meet_if_shared(s);
 }
 
-// Few tokens of one row, as long as the keys and values that they see fit the inner caches: this
-// thread's part is asked for, so that it comes while threads meet.
+// Of one row, as long as the keys and values that its tokens see fit the inner caches: this thread's
+// part of them is asked for, so that it comes while threads meet.
 static void ask_cache(const Step *s, int64_t layer, int me) {
     const Model *m = s->model;
     const Cache *c = s->cache;
