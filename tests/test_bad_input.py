@@ -171,6 +171,8 @@ def test_a_preset_that_does_not_exist(say: Say, tmp_path: Path) -> None:
     assert wrong in say("train", "--preset", "zh-3n", "--out", tmp_path / "run")
     assert "'zh-3n' is no preset and no path; did you mean 'zh-3m'?" in say("plan", "zh-3n")
     assert wrong in say("bench", "train", "--preset", "zh-3n")
+    assert "known: transformer-2017, gpt2" in say("bench", "train", "--preset", "neither")
+    assert "presets: transformer-2017, gpt2" in say("plan", "neither")
 
 
 def test_prompts(say: Say, files: Files) -> None:

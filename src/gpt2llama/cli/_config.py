@@ -32,7 +32,8 @@ def config_of(
         from ..weights import open_model
 
         return open_model(name, ignore_keys or (), rope_factor).config
-    raise ConfigError(f"{name!r} is no preset and no path{did_you_mean(name, presets())}")
+    near = did_you_mean(name, presets()) or f"; presets: {', '.join(presets())}"
+    raise ConfigError(f"{name!r} is no preset and no path{near}")
 
 
 def nothing_named(says: str, out: Path, resume: bool) -> ConfigError:

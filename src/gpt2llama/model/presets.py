@@ -234,9 +234,10 @@ _LADDER: dict[str, _Changes] = {
 
 @cache
 def preset(name: str) -> ModelConfig:
-    """The config of a named model; ConfigError, with the nearest name, if there is none such."""
+    """The config of a named model; ConfigError, with the nearest name or all, if there is none."""
     if name not in _PRESETS:
-        raise ConfigError(f"no preset is called {name!r}{did_you_mean(name, _PRESETS)}")
+        near = did_you_mean(name, _PRESETS) or f"; known: {', '.join(_PRESETS)}"
+        raise ConfigError(f"no preset is called {name!r}{near}")
     base, changes = _PRESETS[name]
     return ModelConfig(**changes) if base is None else preset(base).replace(**changes)
 
