@@ -61,6 +61,10 @@ def test_from_a_text_to_a_report(ask: Any, tmp_path: Path) -> None:
     assert "holds a sweep; go on with --resume" in ask("--tokens", 7680, code=1)[1]
 
 
+def test_what_was_not_begun_is_not_resumed(ask: Any) -> None:
+    assert "holds no sweep to resume" in ask("--resume", code=1)[1]
+
+
 def test_a_factorial_with_tuned_rates(ask: Any) -> None:
     how = ["--design", "factorial", "--tokens", 7680, "--tune-lr", "--json"]
     results = json.loads(ask(*how)[0])

@@ -49,6 +49,8 @@ def evolve(
         if not resume:
             raise FileError(f"{out} holds a sweep; go on with --resume or name another --out")
         plan = Plan.read(out)
+    elif resume:
+        raise FileError(f"{out} holds no sweep to resume; mend --out, or leave --resume out")
     else:
         question = Question(
             base=base,
