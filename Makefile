@@ -1,5 +1,5 @@
 # Two commands set everything up on a machine with Python 3.11+ and nothing else:
-#   make demo    install, then train a 3M Chinese model (about 5 minutes)
+#   make demo    install, then train a 3M Chinese model and teach it to answer (about six minutes)
 #   make test    install, then run the tests
 PYTHON ?= python3
 VENV ?= .venv

@@ -14,7 +14,11 @@ from ._print import Json, log, print_json
 if TYPE_CHECKING:
     import torch
 
-app = typer.Typer(no_args_is_help=True, help="Measure speed against this machine's limit.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Measure speed against this machine's limit.",
+)
 
 
 Preset = Annotated[str, typer.Option(help="A named model, with random weights.")]

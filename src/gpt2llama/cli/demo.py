@@ -13,7 +13,7 @@ from ._print import Json, print_json, tell
 if TYPE_CHECKING:
     from ..demo import DemoResult
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

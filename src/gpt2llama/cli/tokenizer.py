@@ -15,7 +15,7 @@ from ..tokenizer import split_pieces, train_bpe
 from ._print import Json, log, print_json
 from ._tokenizer import tokenizer_of
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 Source = Annotated[str, typer.Argument(metavar="PATH", help="A tokenizer's file, or any model.")]
 Words = Annotated[str, typer.Argument(metavar="TEXT")]
 _BACKGROUNDS = ("black on bright_cyan", "black on bright_yellow")
