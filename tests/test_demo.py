@@ -129,3 +129,16 @@ def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(FileError, match="not by a demo"):
         room.demo(tmp_path, 1)
+
+
+def test_stopped_between_its_steps_it_says_how_to_go_on(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room, "demo", stopped)
+    assert run("demo", "--out", tmp_path, code=130) == (
+        "",
+        "stopped; the same command goes on from there\n",
+    )

@@ -29,7 +29,6 @@ def demo(
 ) -> None:
     """Train a 3M Chinese model on this machine, score it, let it write, and teach it to answer."""
     from ..demo import demo as run_demo
-    from ..train.trainer import Interrupted
     from ._progress import TrainingProgress
 
     def write(piece: str) -> None:
@@ -40,8 +39,8 @@ def demo(
     try:
         with TrainingProgress() as shown:
             result = run_demo(out, minutes, tune=tune, say=tell, report=shown.update, write=write)
-    except Interrupted as error:
-        tell(f"{error}; the same command goes on from there")
+    except KeyboardInterrupt as error:  # without words where no step was under way
+        tell(f"{str(error) or 'stopped'}; the same command goes on from there")
         raise typer.Exit(130) from None
     if json:
         values = asdict(result)
