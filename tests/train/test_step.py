@@ -18,7 +18,7 @@ from gpt2llama.model.config import ModelConfig
 from gpt2llama.model.presets import preset
 from gpt2llama.model.transformer import Transformer
 from gpt2llama.train.config import TrainConfig
-from gpt2llama.train.step import Step, can_compile
+from gpt2llama.train.step import Step, _in_order, can_compile
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40, "max_seq_len": 8, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "d_model": 16,
@@ -227,6 +227,17 @@ def repeated_on_two_threads(_: int) -> list[bytes]:
             step([Batch(*ids)], 1e-2)
         found.append(step.model.embed_tokens.weight.detach().numpy().tobytes())
     return found
+
+
+def test_what_a_program_wants_of_determinism_stays_its_own() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with _in_order():
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler, e.g. apt install g++")

@@ -164,12 +164,13 @@ def _in_order() -> Iterator[None]:
     threads come: asked to be deterministic, it leaves that to PyTorch's own."""
     how: Any = torch.utils.deterministic
     before, fill = torch.are_deterministic_algorithms_enabled(), how.fill_uninitialized_memory
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
     how.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before, warn_only=warn)
         how.fill_uninitialized_memory = fill
 
 
