@@ -37,7 +37,7 @@ def test_an_error_leaves_the_old_one(error: type[BaseException], tmp_path: Path)
             raise error
 
     def half_a_folder() -> None:
-        with new_folder(tmp_path / "b") as folder:
+        with new_folder(tmp_path / "b" / "c" / "d") as folder:
             (folder / "half").touch()
             raise error
 

@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,12 +19,11 @@ def new_file(path: Path, overwrite: bool = False) -> Iterator[BinaryIO]:
 
     FileError if there is one (unless `overwrite`), or it cannot be written.
     """
-    with _file_errors(path):
+    with _file_errors(path), _parents(path):
         partial = _beside(path)
         try:
             if path.exists() and not overwrite:
                 raise FileError(f"{path} exists already; name another file or delete it")
-            path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("xb") as file:
                 yield file
                 file.flush()
@@ -47,14 +46,14 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
     FileError if `folder` is in use or cannot be written; it is then as it was before.
     """
-    with _file_errors(folder):
+    with _file_errors(folder), _parents(folder):
         folder = folder.resolve()
         partial = _beside(folder)
         try:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 kind = "not empty" if folder.is_dir() else "a file"
                 raise FileError(f"{folder} is {kind}; name a new folder or delete it")
-            partial.mkdir(parents=True)
+            partial.mkdir()
             yield partial
             for path in (*partial.rglob("*"), partial):
                 _sync(path)
@@ -79,6 +78,20 @@ def _file_errors(path: Path) -> Iterator[None]:
             raise
         why = error.strerror or str(error)
         raise FileError(f"cannot write {path}: {why}; free some space or name another") from error
+
+
+@contextmanager
+def _parents(path: Path) -> Iterator[None]:
+    """Makes the folders that lead to it, and removes them again if nothing comes of it."""
+    missing = [place for place in path.parents if not place.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # something else is there by now
+            for place in missing:
+                place.rmdir()
+        raise
 
 
 def _beside(path: Path) -> Path:

@@ -128,14 +128,15 @@ def test_early_stopping_says_the_best_step(run: Run, data: Path, tmp_path: Path)
         (["--preset", "zh-3m", "--from", "x"], "exclude each other"),
         (["--config", "x.toml"], "cannot read x.toml"),
         (["--resume"], "run holds no run to resume, for it has no config.toml; mend --out, or"),
-        (["--preset", "zh-3m", "--data", "nowhere"], "nowhere has no train shards"),
+        (["--preset", "zh-3m", "--data", "nowhere"], "there is no folder"),
     ],
 )
 def test_refusals(run: Run, tmp_path: Path, options: list[str], says: str) -> None:
-    out, err = run("train", "--out", tmp_path / "run", *options, code=1)
+    out, err = run("train", "--out", tmp_path / "deep" / "run", *options, code=1)
     assert out == ""
     assert says in err
     assert err.count("\n") == 1
+    assert not any(tmp_path.iterdir())
 
 
 def test_usage(run: Run, tmp_path: Path) -> None:

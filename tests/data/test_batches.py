@@ -191,5 +191,5 @@ def test_no_shards(prepared: Path) -> None:
     (prepared / "held-out-00000.safetensors").unlink()
     with pytest.raises(FileError, match="no held-out shards"):
         TokenData.open(prepared)
-    with pytest.raises(FileError, match="no train shards"):
+    with pytest.raises(FileError, match=r"there is no folder .*nowhere; make it with .*prepare"):
         TokenData.open(prepared / "nowhere")

@@ -271,3 +271,6 @@ def test_a_text_that_is_too_small(tmp_path: Path) -> None:
         make_plan(tmp_path / "out", question)
     with pytest.raises(InputError, match=r"has a vocabulary of"):
         make_plan(tmp_path / "out2", Question(base="gpt2", tokens=1))
+    with pytest.raises(FileError, match="nowhere"):
+        make_plan(tmp_path / "out3", Question(data="nowhere", tokens=1))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

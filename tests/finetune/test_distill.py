@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import gpt2llama as g
 from gpt2llama.cli._finetune_distill import distill as command
 from gpt2llama.data.batches import IGNORED, Batch, TokenData
-from gpt2llama.errors import ConfigError, TokenizerError, WeightsError
+from gpt2llama.errors import ConfigError, FileError, TokenizerError, WeightsError
 from gpt2llama.finetune import top_k as top_k_module
 from gpt2llama.finetune.distill import (
     Distillation,
@@ -328,7 +328,10 @@ def test_refusals(data: Path, teacher: Path, tmp_path: Path) -> None:
         DistillConfig(teacher="x", alpha=1.5)
     with pytest.raises(ConfigError, match="temperature must be a number above 0"):
         DistillConfig(teacher="x", temperature=0.0)
-    assert not (tmp_path / "run" / "config.toml").exists()
+    nowhere = a_run(tmp_path / "nowhere", teacher)
+    with pytest.raises(FileError, match=r"there is no folder .*nowhere; make it with"):
+        distill(nowhere, tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
 def call(*arguments: object) -> Any:

@@ -148,6 +148,10 @@ def test_command(run: Any, base: Path, tmp_path: Path) -> None:
     assert "did you mean 'lr'" in run(*odd, code=1)[1]
     alone = [*begin, "--data", pairs, "--out", tmp_path / "d", "--lora-alpha", "4"]
     assert "--lora-alpha is of adapters; add --lora RANK" in run(*alone, code=1)[1]
+    lora = ("--lora", 4, "--lora-modules")
+    first = [*begin, "--data", pairs, "--out", tmp_path / "e", *settings, *lora]
+    assert "nothing_such" in run(*first, "nothing_such", code=1)[1]
+    assert not (tmp_path / "e").exists()  # so that the command can be mended
 
 
 def test_ctrl_c_keeps_a_checkpoint(

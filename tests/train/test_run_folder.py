@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,65 @@ def test_one_process_holds_it(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run"), pytest.raises(FileError, match="in use by another process"):
         RunFolder(tmp_path / "run", resume=True)
     RunFolder(tmp_path / "run", resume=True).close()
+
+
+def begun(folder: RunFolder) -> None:
+    folder.write_text("config.toml", "")
+    folder.write_text("begun.sha256", "")
+
+
+def fail(path: Path, before: Callable[[RunFolder], None], error: type[BaseException]) -> None:
+    def session() -> None:
+        with RunFolder(path, resume=True) as folder:
+            before(folder)
+            raise error
+
+    with pytest.raises(error):
+        session()
+
+
+def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
+    """Neither files nor the folders that lead to them, but those that were there."""
+    for before in (lambda folder: None, begun):
+        fail(tmp_path / "deep" / "run", before, DataError)
+        assert not any(tmp_path.iterdir())
+    (tmp_path / "mine").mkdir()
+    fail(tmp_path / "mine", begun, DataError)
+    assert not any((tmp_path / "mine").iterdir())
+
+
+def test_what_a_failing_run_made_or_found_stays(tmp_path: Path) -> None:
+    def worked(folder: RunFolder) -> None:
+        begun(folder)
+        folder.write_text("reference.safetensors", "hours of work")
+
+    fail(tmp_path / "worked", worked, DataError)
+    assert (tmp_path / "worked" / "begun.sha256").exists()
+    fail(tmp_path / "stopped", begun, KeyboardInterrupt)  # by which it can be resumed
+    assert (tmp_path / "stopped" / "config.toml").exists()
+    fail(tmp_path / "stopped", lambda folder: None, DataError)  # the resumed one
+    assert (tmp_path / "stopped" / "config.toml").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows deletes no file that is open")
+def test_a_lock_that_was_removed_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that never began removes the folder between another's opening of the lock and its
+    taking it."""
+    import fcntl
+
+    first, take = RunFolder(tmp_path / "run"), fcntl.flock
+
+    def late(*arguments: Any) -> None:
+        first.close()
+        take(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(FileError, match="in use by another process"):
+        RunFolder(tmp_path / "run")
+    monkeypatch.setattr(fcntl, "flock", take)
+    RunFolder(tmp_path / "run").close()
 
 
 def test_write_text_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,8 @@ class TokenData:
 
 def _open_split(folder: Path, split: str) -> list[Shard]:
     paths = sorted(folder.glob(f"{split}-*.safetensors"))
+    if not folder.is_dir():
+        raise FileError(f"there is no folder {folder}; make it with gpt2llama data prepare")
     if not paths:
         raise FileError(f"{folder} has no {split} shards; make them with gpt2llama data prepare")
     shards = [open_shard(path) for path in paths]

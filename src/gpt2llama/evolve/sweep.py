@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import torch
 from ..atomic import write_text
 from ..corpus import prepare_corpus
 from ..data.batches import TokenData
-from ..errors import DataError, FileError, InputError, counted
+from ..errors import DataError, FileError, Gpt2LlamaError, InputError, counted
 from ..model.config import ModelConfig
 from ..train.config import SHORT_RUN, RunConfig, TrainConfig
 from ..train.run import pick_device
@@ -128,13 +129,22 @@ class Plan:
 def make_plan(folder: Path, question: Question, say: Say = lambda text: None) -> Plan:
     """Prepares the data and settles the number of steps; the minutes count from here.
 
-    Raises InputError, DataError, AssetError, FileError.
+    Raises InputError, DataError, AssetError, FileError; a folder that it made is then gone again.
     """
+    known = folder.exists()
+    try:
+        return _plan(folder, question, say)
+    except Gpt2LlamaError:
+        if not known:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _plan(folder: Path, question: Question, say: Say) -> Plan:
     begun = time.perf_counter()
     rungs = rungs_of(
         question.base, question.to, question.design, question.match, switches=question.switches
     )
-    folder.mkdir(parents=True, exist_ok=True)
     corpus = prepare_corpus(folder, question.data, rungs[0].config.vocab_size, say)
     data = TokenData.open(folder / "data")
     seq_len = min(rung.config.max_seq_len for rung in rungs)

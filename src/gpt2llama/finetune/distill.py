@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ..data.batches import IGNORED, Batch, TokenData
 from ..errors import CheckedFields, ConfigError, TokenizerError
-from ..tokenizer import load_tokenizer
 from ..train.config import RunConfig, read_toml, to_toml
 from ..train.run import make_trainer, pick_device
 from ..train.run_folder import RunFolder
@@ -204,7 +203,7 @@ def make_distiller(
 def check_teacher(run: DistillRun) -> int:
     """From headers alone: how many tokens teacher and student have in common."""
     name, opened = run.distill.teacher, open_model(run.distill.teacher)
-    data, its = load_tokenizer(Path(run.data) / "tokenizer"), opened.tokenizer()
+    data, its = TokenData.open(run.data), opened.tokenizer()
     size, context = opened.config.vocab_size, opened.config.max_seq_len
     if (its is not None and its.fingerprint != data.fingerprint) or size < data.vocab_size:
         raise TokenizerError(

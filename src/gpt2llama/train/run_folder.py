@@ -1,6 +1,7 @@
 """A run's folder: config.toml, metrics.jsonl, checkpoints/step-NNNNNN/, latest, best.
 
-One process holds it at a time; a checkpoint appears whole or not at all.
+One process holds it at a time; a checkpoint appears whole or not at all. A run that fails before it
+began leaves nothing.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any
@@ -21,20 +22,29 @@ from ..atomic import write_text
 from ..errors import FileError, WeightsError
 from ..weights.files import read_json, read_tensors, write_json, write_tensors
 
+_EMPTY = (".lock", "checkpoints")  # what a folder holds before its run begins
+_SETTINGS = ("config.toml", "begun.sha256")
+
 
 class InUseError(FileError):
     """Another process holds the folder."""
 
 
 class RunFolder:
-    """`resume`: take up a used folder; else it must be new or empty. Raises FileError."""
+    """`resume`: take up a used folder; else it must be new or empty. Raises FileError.
+
+    As a context it forgets, on an error, the settings of a run that made nothing else yet: the next
+    may be given others.
+    """
 
     def __init__(self, path: str | Path, resume: bool = False) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         try:
-            if not resume and self._is_used():
+            self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
+            self._used = self._is_used()
+            if self._used and not resume:
                 raise FileError(
                     f"{path} is already used; continue it with --resume or name another --out"
                 )
@@ -47,20 +57,34 @@ class RunFolder:
         for partial in self.checkpoints.glob(".*"):  # left by a kill in the middle of writing
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _is_used(self) -> bool:
-        """Anything but what a run leaves that failed before it began."""
-        empty = (".lock", "checkpoints")
+    def _is_used(self, but: Collection[str] = _EMPTY) -> bool:
+        """By anything but what is there before a run begins."""
         found = list(self.path.iterdir()) if self.path.exists() else []
         inside = any(self.checkpoints.iterdir()) if self.checkpoints.exists() else False
-        return inside or any(entry.name not in empty for entry in found)
+        return inside or any(entry.name not in but for entry in found)
 
     def close(self) -> None:
+        if not self._used and not self._is_used():
+            self._remove()
         self._lock.close()
+
+    def _remove(self) -> None:
+        if os.name == "nt":
+            self._lock.close()  # it deletes no file that is open
+        with suppress(OSError):  # another process may have taken it up
+            self.checkpoints.rmdir()
+            (self.path / ".lock").unlink()
+            for place in self._made:
+                place.rmdir()
 
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        failed = kind is not None and issubclass(kind, Exception)  # a Ctrl-C is resumed
+        if failed and not self._used and not self._is_used((*_EMPTY, *_SETTINGS)):
+            for name in _SETTINGS:
+                (self.path / name).unlink(missing_ok=True)
         self.close()
 
     def checkpoint(self, step: int) -> Path:
@@ -158,6 +182,8 @@ def _hold(path: Path) -> IO[bytes]:
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                raise OSError  # its holder has just removed it
     except OSError:
         file.close()
         raise InUseError(
