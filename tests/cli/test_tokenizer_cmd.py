@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 import gpt2llama as g
 from gpt2llama.cli.tokenizer import app
-from gpt2llama.errors import DataError, Gpt2LlamaError, TokenizerError
+from gpt2llama.errors import DataError, FileError, Gpt2LlamaError, TokenizerError
 from gpt2llama.tokenizer import load_tokenizer, train_bpe
 
 TEXT = "却说曹操大喜。周瑜笑曰：“公瑾之计！”\n" * 20
@@ -133,3 +134,17 @@ def test_the_tokenizer_of_a_model(folder: Path, tmp_path: Path) -> None:
     assert json.loads(out) == {"ids": tokenizer.encode("却说曹操")}
     with pytest.raises(TokenizerError, match=r"none\.gguf has no tokenizer"):
         run("encode", tmp_path / "none.gguf", "a")
+
+
+@pytest.mark.parametrize("make", [lambda place: None, Path.mkdir])
+def test_what_has_no_tokenizer_says_what_may_be_given(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / "given")
+    with pytest.raises(FileError) as refused:
+        run("show", tmp_path / "given", "曹操")
+    says = str(refused.value)
+    assert says.startswith(f"{tmp_path / 'given'} ")
+    assert "config.json" in says
+    names = "tokenizer.json, tokenizer.model, vocab.json or encoder.json"
+    assert says.endswith(f"; for a tokenizer alone, give its {names}, or the folder of that")

@@ -23,7 +23,9 @@ def main() -> None:
 @app.command("prepare")
 def prepare_command(
     paths: Annotated[list[Path], typer.Argument(help=".txt .md .json .jsonl .parquet, or folders")],
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer's folder or file, or any model.")],
+    tokenizer: Annotated[
+        str, typer.Option(help="A tokenizer's folder, its tokenizer.json, or any model.")
+    ],
     out: Annotated[Path, typer.Option(help="A new folder for the shards.")],
     held_out: Annotated[float, typer.Option(help="The share kept for evaluation.")] = 0.1,
     json: Json = False,

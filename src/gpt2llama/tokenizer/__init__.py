@@ -15,11 +15,12 @@ stream.py         ids to text one by one, no character torn
 from .bpe import BPETokenizer, train_bpe
 from .facts import Facts, facts_of, facts_of_gguf, read_facts
 from .gguf import tokenizer_from_gguf, tokenizer_to_gguf
-from .load import has_tokenizer, load_tokenizer
+from .load import TOKENIZER_FILES, has_tokenizer, load_tokenizer
 from .protocol import Tokenizer
 from .stream import StreamDecoder, split_pieces
 
 __all__ = [
+    "TOKENIZER_FILES",
     "BPETokenizer",
     "Facts",
     "StreamDecoder",

@@ -33,6 +33,7 @@ MAX_MODEL_BYTES = 8 << 20  # Llama 3's tokenizer.model has 2 MB
 _MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 _GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 _NAMES = ("tokenizer.json", "tokenizer.model", *_MERGES)
+TOKENIZER_FILES = f"{', '.join(_NAMES[:-1])} or {_NAMES[-1]}"
 # For a tokenizer.json whose config does not name them.
 _USUAL = {
     "bos_token": ("<|begin_of_text|>", "<s>", "<|endoftext|>"),
