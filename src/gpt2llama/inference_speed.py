@@ -56,7 +56,7 @@ def measure_decoding(
     if new < 2:
         raise InputError(
             f"a prompt of {prompt} tokens leaves no room for two in the model's context of "
-            f"{model.config.max_seq_len}; take a shorter one"
+            f"{model.config.max_seq_len}; take a shorter one (--context)"
         )
     sampling: dict[str, Any] = {} if kv_dtype == "auto" else {"kv_dtype": kv_dtype}
     window = model.config.sliding_window or prompt + new

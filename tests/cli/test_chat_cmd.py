@@ -277,7 +277,7 @@ def test_refusals(
     for args, code, says in (
         (["--prompt", ""], 1, "the message is empty"),
         (["--prompt", "却说" * 90], 1, "this message alone makes"),
-        (["--prompt", "x", "--top-p", "0"], 1, "top_p must be above 0"),
+        (["--prompt", "x", "--top-p", "0"], 1, "gpt2llama: --top-p must be above 0"),
         (["--prompt", "x", "--template", "none.jinja"], 1, "none.jinja"),
         (["--json"], 2, "needs --prompt"),
         (["-n", "0"], 2, "-n"),

@@ -161,11 +161,18 @@ def test_quantised_while_loading(run: Any, tokenizer: BPETokenizer, tmp_path: Pa
     [
         (["", "-n", "3"], 1, "the prompt is empty"),
         (["却说" * 40], 1, "and the model's context 32; shorten it to 31"),
-        (["却说", "--top-p", "0"], 1, "top_p must be above 0"),
+        (["却说", "--top-p", "0"], 1, "gpt2llama: --top-p must be above 0"),
+        (["却说", "--min-p", "2"], 1, "gpt2llama: --min-p must be from 0 to 1"),
+        (["却说", "--repetition-penalty", "0"], 1, "--repetition-penalty must be above 0"),
         (["却说", "--stop", ""], 1, "a stop string is empty"),
-        (["却说", "--kv-dtype", "fp8"], 1, "one of auto, fp32, bf16, int8"),
-        (["却说", "--quant", "int3"], 1, "int3"),
-        (["却说", "--speculate", "lookup", "--num-samples", "2"], 1, "for one text"),
+        (["却说", "--kv-dtype", "fp8"], 1, "--kv-dtype must be one of auto, fp32, bf16, int8"),
+        (["却说", "--quant", "int3"], 1, "gpt2llama: --quant must be int8, int4 or keep"),
+        (
+            ["却说", "--quant", "keep"],
+            1,
+            "has no blocks to keep (Q8_0, Q4_0 or Q4_1); leave out --q",
+        ),
+        (["却说", "--speculate", "lookup", "--num-samples", "2"], 1, "one text; leave it or --num"),
         (["却说", "--draft-tokens", "0"], 2, "--draft-tokens"),
         (["却说", "-n", "0"], 2, "-n"),
         (["却说", "--temperature", "-1"], 2, "--temperature"),
@@ -176,6 +183,16 @@ def test_refusals(run: Any, folder: str, args: list[str], code: int, says: str) 
     out, err = run("generate", folder, *args, code=code)
     assert out == ""
     assert says in err
+
+
+def test_bench_names_its_options_too(run: Any, folder: str) -> None:
+    for options, code, says in (
+        (["--quant", "int8", "--dtype", "bf16"], 1, "computes in float32; leave out --dtype (here"),
+        (["--context", "64"], 1, "in the model's context of 32; take a shorter one (--context)"),
+        (["--kv-dtype", "fp8"], 2, "--kv-dtype"),
+        (["--quant", "int3"], 2, "--quant"),
+    ):
+        assert says in run("bench", "decode", "--model", folder, *options, code=code)[1]
 
 
 def test_a_model_without_a_tokenizer(run: Any, model: g.Transformer, tmp_path: Path) -> None:

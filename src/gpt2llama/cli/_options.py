@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -37,3 +38,15 @@ Track = Annotated[
     list[TrackerName] | None,
     typer.Option(help="Metrics also there, on this machine; several. A resumed run remembers."),
 ]
+
+
+# What a call in Python names its arguments; single words are told from prose by what they stand in.
+_ARGUMENTS = re.compile(
+    "max_new_tokens|num_samples|draft_tokens|kv_dtype|top_[kp]|min_p|repetition_penalty"
+    "|^(quant|dtype|temperature|seed)(?= must)|(?<=leave out )(quant|dtype)"
+)
+
+
+def as_options(error: str) -> str:
+    """An InputError's sentence with the options' names for the arguments'."""
+    return _ARGUMENTS.sub(lambda found: "--" + found[0].replace("_", "-"), error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,9 +25,12 @@ Preset = Annotated[str, typer.Option(help="A named model, with random weights.")
 OnDisk = Annotated[
     str | None, typer.Option("--model", help="A model: folder, run, .gguf file, asset or hub id.")
 ]
-Quant = Annotated[str | None, typer.Option(help="int8 or int4.")]
+Quant = Annotated[
+    Literal["int8", "int4", "keep"] | None,
+    typer.Option(help="Round the weights; keep: a GGUF file's blocks."),
+]
 Dtype = Annotated[str | None, typer.Option(help="fp32 or bf16; the file's unless given.")]
-KVDtype = Annotated[str, typer.Option(help="Of the cache: auto, fp32, bf16 or int8.")]
+KVDtype = Annotated[Literal["auto", "fp32", "bf16", "int8"], typer.Option(help="Of the cache.")]
 Seconds = Annotated[float, typer.Option(help="Time to measure for.")]
 
 

@@ -55,6 +55,8 @@ def generate(
     json: Json = False,
 ) -> None:
     """Continue a text. Only what is new goes to stdout, as it comes."""
+    if speculate is not None and num_samples > 1:
+        raise InputError("--speculate is for one text; leave it or --num-samples out")
     text = read_text(prompt) if prompt == "-" else prompt
     from ._model import load_with_tokenizer
 

@@ -17,7 +17,7 @@ from typing import Any
 import typer
 import typer.core
 
-from ..errors import Gpt2LlamaError
+from ..errors import Gpt2LlamaError, InputError
 
 # How often a thread of PyTorch looks for work before it lets the core go. GNU's OpenMP looks some
 # hundred thousand times: with one other busy program, training then runs at a twentieth of its
@@ -104,7 +104,10 @@ def main() -> None:
     try:
         app()
     except Gpt2LlamaError as error:
-        print(f"gpt2llama: {error}", file=sys.stderr)
+        from ._options import as_options
+
+        said = as_options(str(error)) if isinstance(error, InputError) else str(error)
+        print(f"gpt2llama: {said}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(1)

@@ -60,7 +60,7 @@ def load(
 
     opened = open_model(path, ignore_keys, rope_factor)
     if quant is not None and str(dtype) not in ("None", "torch.float32"):
-        raise InputError(f"a quantised model computes in float32; leave out dtype={dtype}")
+        raise InputError(f"a quantised model computes in float32; leave out dtype (here {dtype})")
     model = assemble(opened, dtype, device, keep=quant == "keep")
     if quant == "keep" and not schemes_of(model):
         raise InputError(f"{path} has no blocks to keep (Q8_0, Q4_0 or Q4_1); leave out quant")

@@ -63,7 +63,7 @@ def assemble(
     opened = settle_head(opened)
     model, cfg, quantised = check(opened), opened.config, keep or bool(opened.schemes)
     if quantised and dtype not in (None, torch.float32):
-        raise InputError(f"a quantised model computes in float32; leave out dtype={dtype}")
+        raise InputError(f"a quantised model computes in float32; leave out dtype (here {dtype})")
     dtype = dtype or (torch.float32 if quantised else widest(opened))
     as_they_are = {name: t.dtype for name, t in state_of(model).items() if opened.schemes}
     kept: dict[str, QuantLinear] = {}
