@@ -64,6 +64,51 @@ def test_the_report_is_true(run: Any, source: Path, text: Path, kind: str, tmp_p
     assert got["bits_per_byte"]["before"] != got["bits_per_byte"]["after"]
 
 
+@pytest.mark.parametrize(
+    ("command", "at", "says"),
+    [
+        ("quantize", "weights.save", "stopped: nothing was written"),
+        (
+            "quantize",
+            "train.metrics.evaluate_text",
+            "stopped while scoring: the model is whole, in",
+        ),
+        ("convert", "weights.save", "stopped: nothing was written"),
+        ("data", "cli.data.prepare", "stopped: nothing was written"),
+    ],
+)
+def test_ctrl_c_says_what_there_is(
+    run: Any,
+    source: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    at: str,
+    says: str,
+) -> None:
+    """In one line, and as it says: a whole model, or nothing."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"gpt2llama.{at}", interrupted)
+    out = tmp_path / "out"
+    options = {
+        "quantize": ["quantize", source, "--out", out, "--text", text],
+        "convert": ["convert", source, out, "--to", "hf"],
+        "data": ["data", "prepare", text, "--tokenizer", source, "--out", out],
+    }
+    printed, err = run(*options[command], code=130)
+    assert printed == ""
+    assert err.startswith(says)
+    assert err.count("\n") == 1
+    if "whole" in says:
+        g.load(out)
+    else:
+        assert not any(tmp_path.iterdir())
+
+
 def test_an_adapter_is_merged_first(run: Any, source: Path, tmp_path: Path) -> None:
     """As everywhere where one is loaded: of the sum the same integers."""
     tuned, lora = g.load(source)[0], LoraConfig(rank=2, modules="up_proj lm_head")

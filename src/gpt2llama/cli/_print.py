@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +28,16 @@ log = Console(stderr=True, highlight=False)
 def tell(text: str) -> None:
     """A line on stderr as it is: paths and commands in it can be copied."""
     log.print(text, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def stopped(says: str) -> Iterator[None]:
+    """On Ctrl-C the command ends with this line, as a shell expects it: exit 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell(says)
+        raise typer.Exit(130) from None
 
 
 def model_text(text: str) -> str:

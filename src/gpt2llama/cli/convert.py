@@ -9,7 +9,7 @@ import typer
 
 from ..errors import InputError, counted
 from ._options import IgnoreKey, Model, RopeFactor
-from ._print import Json, print_json, tell
+from ._print import Json, print_json, stopped, tell
 from ._report import as_lines, as_rows
 
 app = typer.Typer(add_completion=False)
@@ -42,14 +42,15 @@ def convert(
     wanted = getattr(torch, _TORCH[kind]) if kind in _TORCH and to != "gguf" else None
     expand = wanted is not None and bool(opened.schemes)
     as_read = None if expand else wanted
-    model, tokenizer = load(
-        source, dtype=as_read, ignore_keys=ignore_key or (), rope_factor=rope_factor
-    )
-    if expand:
-        from ..quant.apply import dequantised
+    with stopped("stopped: nothing was written"):
+        model, tokenizer = load(
+            source, dtype=as_read, ignore_keys=ignore_key or (), rope_factor=rope_factor
+        )
+        if expand:
+            from ..quant.apply import dequantised
 
-        model = dequantised(model).to(wanted)
-    notes = save(model, tokenizer, target, to, dtype=kind if to == "gguf" else None)
+            model = dequantised(model).to(wanted)
+        notes = save(model, tokenizer, target, to, dtype=kind if to == "gguf" else None)
     written = open_model(target)
     notes = [*opened.notes, *notes]
     if json:

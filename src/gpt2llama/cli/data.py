@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from ..data.prepare import LEAK_WINDOW, Split, prepare
 from ..errors import counted
-from ._print import Json, log, print_json
+from ._print import Json, log, print_json, stopped
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -33,7 +33,10 @@ def prepare_command(
     """Encode text into shards of tokens, with a held-out split and a check for leaks."""
     from ._tokenizer import tokenizer_of
 
-    with Progress(console=log, transient=True, disable=not log.is_terminal) as bar:
+    with (
+        stopped("stopped: nothing was written"),
+        Progress(console=log, transient=True, disable=not log.is_terminal) as bar,
+    ):
         task = bar.add_task("encoding", total=None)
         report = prepare(
             paths,

@@ -12,7 +12,7 @@ import typer
 
 from ..errors import ConfigError, DataError, TokenizerError
 from ._options import IgnoreKey, Model, RopeFactor
-from ._print import Json, print_json, tell
+from ._print import Json, print_json, stopped, tell
 from ._text import read_text
 
 app = typer.Typer(add_completion=False)
@@ -75,20 +75,22 @@ def quantize(
     from ..weights import check_target, load, save
 
     check_target(out, "gpt2llama", None)
-    model, tokenizer = load(path, ignore_keys=ignore_key or (), rope_factor=rope_factor)
-    if tokenizer is None and (content or samples):
-        raise TokenizerError(f"{path} has no tokenizer for --text and --calibration")
-    seen = None
-    if samples is not None and tokenizer is not None:
-        seq_len = min(model.config.max_seq_len, WINDOW)
-        seen = windows(tokenizer.encode(samples), seq_len, seed=seed)
-    small = quantise(model, how, seen)
-    made = report(model, small)
-    save(small, tokenizer, out)
+    with stopped("stopped: nothing was written"):
+        model, tokenizer = load(path, ignore_keys=ignore_key or (), rope_factor=rope_factor)
+        if tokenizer is None and (content or samples):
+            raise TokenizerError(f"{path} has no tokenizer for --text and --calibration")
+        seen = None
+        if samples is not None and tokenizer is not None:
+            seq_len = min(model.config.max_seq_len, WINDOW)
+            seen = windows(tokenizer.encode(samples), seq_len, seed=seed)
+        small = quantise(model, how, seen)
+        made = report(model, small)
+        save(small, tokenizer, out)
     scores = {}
     if content and tokenizer is not None:
-        for name, scored in (("before", model), ("after", small)):
-            scores[name] = evaluate_text(scored, tokenizer, content).bits_per_byte
+        with stopped(f"stopped while scoring: the model is whole, in {out}"):
+            for name, scored in (("before", model), ("after", small)):
+                scores[name] = evaluate_text(scored, tokenizer, content).bits_per_byte
     if json:
         values = {"path": str(out), "scheme": how.to_dict(), **asdict(made)}
         print_json(values | {"bits_per_byte": scores or None})
