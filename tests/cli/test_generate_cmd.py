@@ -84,9 +84,15 @@ def test_samples(run: Any, folder: str) -> None:
 
 
 def test_the_end_of_the_context_is_said(run: Any, folder: str) -> None:
+    """Before the first token, and where it came to that."""
     out, err = run("generate", folder, "却说", "-n", "1000", "--json")
-    assert json.loads(out)["finish_reason"] == "context"
-    assert err == "stopped at the model's context of 32 tokens\n"
+    answer = json.loads(out)
+    assert answer["finish_reason"] == "context"
+    assert err == (
+        f"room for {answer['tokens']} new tokens, not 1,000: the model's context has 32, the "
+        "prompt's among them\nstopped at the model's context of 32 tokens\n"
+    )
+    assert run("generate", folder, "却说", "-n", answer["tokens"])[1].startswith("stopped") is False
 
 
 def test_prompt_from_stdin(

@@ -22,7 +22,7 @@ from ._options import (
     TopK,
     TopP,
 )
-from ._print import Json, log, model_text, print_json
+from ._print import Json, log, model_text, print_json, tell
 from ._text import read_text
 
 if TYPE_CHECKING:
@@ -87,6 +87,12 @@ def generate(
         speculate=drafter,
         draft_tokens=draft_tokens,
     )
+    context = model.config.max_seq_len
+    if max_new_tokens > (room := context - len(samples[0].prompt)):
+        tell(
+            f"room for {counted(room, 'new token')}, not {max_new_tokens:,}: the model's context "
+            f"has {context:,}, the prompt's among them"
+        )
     start = time.perf_counter()
     for _ in steps:
         if num_samples == 1 and not json:
@@ -112,7 +118,7 @@ def generate(
             f"accepted, {share['tokens_per_step']:.2f} tokens a step"
         )
     if any(sample.finish_reason == "context" for sample in samples):
-        log.print(f"stopped at the model's context of {model.config.max_seq_len} tokens")
+        tell(f"stopped at the model's context of {context} tokens")
 
 
 def guessed(sample: Generation) -> dict[str, float]:
