@@ -363,7 +363,8 @@ def test_the_command(
     assert again.exit_code == 0, again.output
     assert '"step": 8' in again.stdout
     assert isinstance(call("--out", tmp_path / "x").exception, ConfigError)
-    for more in (["--teacher", teacher], ["--data", data], ["zh-3m", *pairs, "--set=steps=8"]):
+    whole = ["zh-3m", *pairs, "--set=steps=8"]
+    for more in (["--teacher", teacher], ["--data", data], ["zh-3m"], whole):
         done = call("--out", out, "--resume", *more)
         assert "nothing was left to do: step 8 " in done.stderr, done.exception
     for more, says in (
@@ -371,6 +372,7 @@ def test_the_command(
         (["--data", teacher], "was begun with data="),
         (["--alpha", 1], "was begun with alpha=0.9, not 1"),
         ([teacher], "was begun with d_model=16, not 24"),
+        (["gpt2"], "was begun with "),
     ):
         assert says in str(call("--out", out, "--resume", *more).exception)
 

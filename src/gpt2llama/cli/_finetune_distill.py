@@ -112,8 +112,9 @@ def distill(
     else:
         run = DistillRun(model=config_of(student), train=TrainConfig(), data="")
     if student is not None:
-        begin = "" if student in presets() else lasting(student)
-        run = replace(run, model=config_of(student), begin=begin)
+        named = ("", student) if student in presets() else (lasting(student), "")
+        if named != (run.begin, run.student):  # else its config stays as it was begun with
+            run = replace(run, model=config_of(student), begin=named[0], student=named[1])
     if data is not None:
         run = replace(run, data=str(data.resolve()))
     changes = given(temperature=temperature, alpha=alpha, top_k=top_k)

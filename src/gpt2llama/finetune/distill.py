@@ -59,15 +59,20 @@ class DistillConfig(CheckedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class DistillRun(RunConfig):
-    """A run with a table [distill] in its config.toml, so that `train` will not go on with it."""
+    """A run with a table [distill] in its config.toml, so that `train` will not go on with it.
 
+    student: the preset that a new one was made of; none if it begins with weights.
+    """
+
+    student: str = ""
     distill: DistillConfig = field(default_factory=lambda: DistillConfig(teacher=""))
 
     def settings(self) -> dict[str, Any]:
         """As they stand in config.toml."""
         begin = {"begin": self.begin} if self.begin else {}
-        tables = {"model": self.model, "train": self.train, "distill": self.distill}
-        return {"data": self.data, **begin, **{name: t.to_dict() for name, t in tables.items()}}
+        student = {"student": self.student} if self.student else {}
+        tables = {"model": self.model.to_dict(), "train": self.train.to_dict()}
+        return {"data": self.data, **begin, **tables, "distill": self.distill.to_dict() | student}
 
     def to_toml(self) -> str:
         return to_toml(self.settings())
@@ -88,7 +93,8 @@ class DistillRun(RunConfig):
             raise ConfigError(f"{path} has no table [distill]: the run is no distillation")
         try:
             values = {k: None if v == "none" else v for k, v in table.items()}
-            return replace(run, distill=DistillConfig.from_dict(values))
+            student = str(values.pop("student", ""))
+            return replace(run, student=student, distill=DistillConfig.from_dict(values))
         except ConfigError as error:
             raise ConfigError(f"{path}: [distill]: {error}") from error
 
