@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +186,44 @@ def test_processes_give_the_same_numbers(undisturbed: Any, data: Path, tmp_path:
     plan = plan_of(tmp_path / "sweep", data)
     got = run_jobs(tmp_path / "sweep", plan.jobs(tmp_path / "sweep"), 2, no_news)
     assert numbers(got) == numbers(want)
+
+
+STOPPED = """
+import sys
+from contextlib import suppress
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from test_sweep import TRAIN, no_news, plan_of, run_jobs
+if __name__ == "__main__":
+    folder, train = Path(sys.argv[1]), TRAIN.replace(steps=100_000, checkpoint_every=None)
+    plan = plan_of(folder, Path(sys.argv[2]), train=train)
+    with suppress(KeyboardInterrupt):
+        run_jobs(folder, plan.jobs(folder), 2, no_news)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="process groups are POSIX")
+def test_ctrl_c_is_answered_once_whatever_the_processes(data: Path, tmp_path: Path) -> None:
+    """By the command's own; each of the two saves the step it is in, and no third begins."""
+    (tmp_path / "ask.py").write_text(STOPPED, encoding="utf-8")
+    here = Path(__file__).parent
+    command = [sys.executable, tmp_path / "ask.py", tmp_path / "sweep", data, here]
+    logs, saved = "sweep/runs/*/metrics.jsonl", "sweep/runs/*/latest"
+    with subprocess.Popen(
+        list(map(str, command)), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as script:
+        try:
+            while len([path for path in tmp_path.glob(logs) if path.read_bytes()]) < 2:
+                assert script.poll() is None
+                time.sleep(0.05)
+            os.killpg(script.pid, signal.SIGINT)
+            said = script.communicate(timeout=300)[1]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(script.pid, signal.SIGKILL)
+    assert said.startswith("stopping after this step, which is saved")
+    assert said.count("\n") == 1
+    assert len([*tmp_path.glob("sweep/runs/*")]) == len([*tmp_path.glob(saved)]) == 2
 
 
 def test_a_run_that_another_holds_comes_last(

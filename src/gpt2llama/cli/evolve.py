@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from rich.table import Table
 
 from ..errors import FileError, counted
-from ._print import Json, log, print_json, tell
+from ._print import Json, log, print_json, stopped, tell
 from ._runs import RunLog, time_of
 
 if TYPE_CHECKING:
@@ -72,13 +73,15 @@ def evolve(
                         "seconds": plan.seconds})  # fmt: skip
         return
     plan.write(out)
-    tuning = plan.tuning(out)
-    known = {job.key: job for job in tuning + plan.jobs(out)}.values()
-    talk = RunLog(out, len(known), sum(result_of(out, job) is None for job in known))
-    tuned = run_jobs(out, tuning, jobs, talk, chosen)
-    rates = best_rates([(job, tuned[job.key]) for job in tuning])
-    todo = plan.jobs(out, rates)
-    done = run_jobs(out, todo, jobs, talk, chosen)
+    again = f"gpt2llama evolve --out {shlex.quote(str(out))} --resume"
+    with stopped(f"stopped; go on with: {again}"):
+        tuning = plan.tuning(out)
+        known = {job.key: job for job in tuning + plan.jobs(out)}.values()
+        talk = RunLog(out, len(known), sum(result_of(out, job) is None for job in known))
+        tuned = run_jobs(out, tuning, jobs, talk, chosen)
+        rates = best_rates([(job, tuned[job.key]) for job in tuning])
+        todo = plan.jobs(out, rates)
+        done = run_jobs(out, todo, jobs, talk, chosen)
     by_rung: dict[str, list[dict[str, Any]]] = {}
     for job in todo:
         by_rung.setdefault(job.rung, []).append(done[job.key])

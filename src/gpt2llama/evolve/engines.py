@@ -11,8 +11,9 @@ import logging
 import math
 import os
 import platform
+import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 
 from ..errors import FileError, InputError, MissingExtraError, TrainingError
 from ..train.run_folder import InUseError
+from ..train.trainer import said_at_once
 from .run import Job, finish
 
 Result = dict[str, Any]
@@ -47,15 +49,32 @@ def on_processes(
         return
     threads = max(1, (os.cpu_count() or 1) // at_once)
     pool = ProcessPoolExecutor(
-        at_once, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+        at_once, get_context("spawn"), initializer=_be_ready, initargs=(threads,)
     )
-    with pool:
-        asked = {pool.submit(_unless_held, folder, job): job for job in jobs}
-        try:
-            for future in as_completed(asked):
-                yield asked[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    waiting, running = iter(jobs), dict[Future[Result | None], Job]()
+    with pool, said_at_once((signal.SIGINT,)):
+        while True:
+            # No more than are run: what the pool has queued would begin after a Ctrl-C.
+            for job in islice(waiting, at_once - len(running)):
+                running[pool.submit(_in_a_process, folder, job)] = job
+            if not running:
+                return
+            ready, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in ready:
+                yield running.pop(future), future.result()
+
+
+def _be_ready(threads: int) -> None:
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an idle one has nothing to stop
+
+
+def _in_a_process(folder: Path, job: Job) -> Result | None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _unless_held(folder, job)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def on_ray(folder: Path, jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Result | None]]:

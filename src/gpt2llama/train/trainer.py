@@ -10,8 +10,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -255,7 +256,8 @@ def _stop_signals() -> Iterator[threading.Event]:
     names = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(name, ask) for name in names]
     try:
-        with _said_at_once(names):
+        # Of the processes of a pool none speaks: all have the signal, and the first says it.
+        with nullcontext() if parent_process() else said_at_once(names):
             yield stop
     finally:
         for name, handler in zip(names, before, strict=True):
@@ -263,7 +265,7 @@ def _stop_signals() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _said_at_once(names: Sequence[int]) -> Iterator[None]:
+def said_at_once(names: Sequence[int]) -> Iterator[None]:
     """Tells of the first of these signals on stderr, by a thread: a handler in Python waits
     till the backward pass, one call, is over."""
     heard, sent = socket.socketpair()
