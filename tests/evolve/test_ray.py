@@ -10,21 +10,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_sweep import TRAIN, no_news, numbers, plan_of
 
 from gpt2llama.cli.main import main
 from gpt2llama.errors import FileError, InputError, MissingExtraError
-from gpt2llama.evolve import engines, sweep
-from gpt2llama.evolve.engines import engine_named, on_ray, shares
+from gpt2llama.evolve import sweep
+from gpt2llama.evolve.engines import connected, engine_named, on_ray, shares
 from gpt2llama.evolve.run import Job
 from gpt2llama.evolve.sweep import run_jobs
 from gpt2llama.train.run_folder import RunFolder, read_metrics
+
+Call = Callable[..., Any]
 
 ENDLESS = 100_000  # steps
 CORES = os.cpu_count() or 1  # as many runs at a time: a thread each
@@ -33,7 +38,6 @@ CORES = os.cpu_count() or 1  # as many runs at a time: a thread each
 def test_without_ray_nothing_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before any Ray is started: a running one imports from its own threads."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError):
         engine_named("ray")
@@ -49,17 +53,30 @@ def test_without_ray_nothing_is_begun(
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    ray = pytest.importorskip("ray", reason="pip install 'gpt2llama[sweep]'")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+def in_driver() -> Iterator[Call]:
+    """Calls a function in a process that is Ray's driver, not in pytest's: Ray's own threads may
+    end a driver without a word, behind the last test, too, while it is shut down."""
+    pytest.importorskip("ray", reason="pip install 'gpt2llama[sweep]'")
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         try:
-            engines.connected()
+            pool.submit(begin).result()
         except InputError as error:  # its daemons give up on a starved machine
             pytest.skip(str(error))
-        yield ray
-        ray.shutdown()
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+def begin() -> None:
+    torch.set_num_threads(1)
+    os.environ.pop("RAY_ADDRESS", None)
+    os.environ.pop("RAY_USAGE_STATS_ENABLED", None)
+    connected()
+
+
+def by_ray(folder: Path, jobs: list[Job]) -> tuple[list[dict[str, Any]], list[Job]]:
+    """Their results in order, and the jobs in the order in which these were told."""
+    told: list[Job] = []
+    results = run_jobs(folder, jobs, CORES, lambda job, result: told.append(job), on_ray)
+    return results, told
 
 
 def one_run(folder: Path, data: Path, steps: int) -> Job:
@@ -79,41 +96,42 @@ def at_the_first_checkpoint(folder: Path, job: Job, act: Callable[[], None]) -> 
     return thread
 
 
-def test_the_numbers_are_those_of_processes(ray: Any, data: Path, tmp_path: Path) -> None:
+def test_the_numbers_are_those_of_processes(in_driver: Call, data: Path, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     plan = plan_of(here, data)
     want = run_jobs(here, plan.jobs(here), 1, no_news)
     plan_of(there, data)
-    heard: list[str] = []
     jobs = plan.jobs(there)
-    got = run_jobs(there, jobs, CORES, lambda job, result: heard.append(job.key), on_ray)
+    got, told = in_driver(by_ray, there, jobs)
     assert numbers(got) == numbers(want)
-    assert sorted(heard) == sorted(job.key for job in jobs)
-    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert sorted(job.key for job in told) == sorted(job.key for job in jobs)
+    assert in_driver(os.getenv, "RAY_USAGE_STATS_ENABLED") == "0"
     written = [there / "runs" / job.key / "result.json" for job in jobs]
     before = [path.stat().st_mtime_ns for path in written]
-    assert run_jobs(there, jobs, CORES, no_news, on_ray) == got
+    assert in_driver(by_ray, there, jobs)[0] == got
     assert [path.stat().st_mtime_ns for path in written] == before
 
 
-def test_a_run_that_another_holds_comes_last(
-    ray: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_another_holds_comes_last(in_driver: Call, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     jobs = plan_of(folder, data).jobs(folder)[:2]
+    assert [job.rung for job in in_driver(while_another_holds_the_first, folder, jobs)] == [
+        "rope",
+        "learned",
+    ]
+
+
+def while_another_holds_the_first(folder: Path, jobs: list[Job]) -> list[Job]:
     other = RunFolder(folder / "runs" / jobs[0].key, resume=True)
-    monkeypatch.setattr(sweep.time, "sleep", lambda seconds: other.close())
-    order: list[str] = []
-    run_jobs(folder, jobs, CORES, lambda job, result: order.append(job.rung), on_ray)
-    assert order == ["rope", "learned"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep.time, "sleep", lambda seconds: other.close())
+        return by_ray(folder, jobs)[1]
 
 
-def test_ctrl_c_leaves_whole_checkpoints(ray: Any, data: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_whole_checkpoints(in_driver: Call, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     job = one_run(folder, data, ENDLESS)
-    at_the_first_checkpoint(folder, job, _thread.interrupt_main)
-    with pytest.raises(KeyboardInterrupt):
-        run_jobs(folder, [job], CORES, no_news, on_ray)
+    assert in_driver(is_interrupted, folder, job)
     place = folder / "runs" / job.key
     with RunFolder(place, resume=True) as left:  # which no worker holds any more
         checkpoint = left.latest()
@@ -122,8 +140,17 @@ def test_ctrl_c_leaves_whole_checkpoints(ray: Any, data: Path, tmp_path: Path) -
     assert not (place / "result.json").exists()
 
 
+def is_interrupted(folder: Path, job: Job) -> bool:
+    at_the_first_checkpoint(folder, job, _thread.interrupt_main)
+    try:
+        by_ray(folder, [job])
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/locks")
-def test_a_worker_that_dies_is_replaced(ray: Any, data: Path, tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_replaced(in_driver: Call, data: Path, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     job = one_run(here, data, 60)
     want = run_jobs(here, [job], 1, no_news)
@@ -137,27 +164,28 @@ def test_a_worker_that_dies_is_replaced(ray: Any, data: Path, tmp_path: Path) ->
         os.kill(int(held[1]), signal.SIGKILL)
 
     killing = at_the_first_checkpoint(there, job, kill)
-    got = run_jobs(there, [job], CORES, no_news, on_ray)
+    got, _ = in_driver(by_ray, there, [job])
     killing.join()
     assert numbers(got) == numbers(want)
 
 
-def test_a_folder_that_a_node_does_not_see(ray: Any, data: Path, tmp_path: Path) -> None:
+def test_a_folder_that_a_node_does_not_see(in_driver: Call, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     job = one_run(folder, data, 5)
     (folder / "data").unlink()
     with pytest.raises(FileError, match=r"^\S+data is not there on \S+; with .* one path$"):
-        run_jobs(folder, [job], CORES, no_news, on_ray)
+        in_driver(by_ray, folder, [job])
     assert not (folder / "runs").exists()
 
 
 def test_no_cluster_at_the_address(
-    ray: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ray = pytest.importorskip("ray", reason="pip install 'gpt2llama[sweep]'")
+
     def refuse(**_: Any) -> None:  # Ray itself tries for minutes
         raise ConnectionError("nobody answers.\nA page of advice")
 
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     folder = tmp_path / "sweep"
