@@ -42,6 +42,13 @@ def test_every_example_once_in_rows_that_are_nearly_full() -> None:
     assert sum(sizes) > 0.95 * 32 * len(rows)
 
 
+def test_neighbours_of_one_length_go_to_different_rows() -> None:
+    """As files are often written: all about one thing, then all about the next."""
+    topics = [[topic] * 8 for topic in range(40) for _ in range(25)]
+    rows = pack([Example(ids, [False] + [True] * 7) for ids in topics], 43)  # six a row
+    assert sum(len({e.ids[0] for e in row}) for row in rows) > 5 * len(rows)
+
+
 def test_one_that_fits_no_row_is_refused() -> None:
     with pytest.raises(InputError, match="takes 40 places and a row has 32"):
         pack([*examples(3), Example([1] * 41, [True] * 41)], 32)

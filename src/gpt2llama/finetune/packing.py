@@ -16,10 +16,14 @@ Rows = list[list[Example]]
 
 def pack(examples: Sequence[Example], seq_len: int) -> Rows:
     """Rows of at most seq_len inputs, by first-fit of the longest (Johnson 1973: at most 11/9 of
-    the fewest rows). An example of n ids takes n - 1 places: its last id is only a target."""
+    the fewest rows). An example of n ids takes n - 1 places: its last id is only a target.
+
+    Those of one length come in an order drawn by lot: neighbours in a file are often about one
+    thing, and a row of them teaches little more than one of them."""
     if examples and (longest := max(len(e.ids) for e in examples) - 1) > seq_len:
         raise InputError(f"an example takes {longest} places and a row has {seq_len}; leave it out")
-    order = sorted(range(len(examples)), key=lambda i: -len(examples[i].ids))
+    drawn = np.random.default_rng(0).permutation(len(examples))
+    order = sorted(drawn, key=lambda i: -len(examples[i].ids))
     room: list[int] = []
     rows: Rows = []
     # A row whose room is r may take what is no longer than r: kept in lists by room.
