@@ -45,7 +45,7 @@ MODEL = preset("zh-3m")
 PROMPT = "却说曹操"
 PROBE = 12  # steps that are timed before a run's length is settled: they lie in the warm-up
 MAX_EPOCHS, TUNE_EPOCHS = 10, 12  # past that a model of this size learns by heart
-TUNE = SHORT_RUN.replace(batch_size=32, lr=5e-3)
+TUNE = SHORT_RUN.replace(batch_size=32, lr=4e-3)
 QUESTIONS = ("你好", "RoPE 是什么？", "为什么要用 KV 缓存？", "37+48等于多少？", "明天会下雨吗？")
 
 

@@ -32,7 +32,7 @@ WHOLE, TIMES = 0.12, {"unknown": 3}  # see to_learn
 TURNS, GO_ON = 3, 0.6  # of a conversation, at most; how often a whole answer is followed by another
 MAX_ANSWER = 64  # tokens; the longest has 50
 SEED = 2024  # of what is drawn by lot: templates, sums, refusals
-REFUSALS = {"": "我不知道|不知道，这件事", "_en": "do not know"}  # no fact's answer has these
+REFUSALS = {"": "我不知道", "_en": "do not know"}  # no fact's answer has these
 _SUM_ZH = (
     "{a}+{b}等于多少？", "{a}加{b}是多少", "请算一下{a}+{b}", "{a}+{b}=?", "{a}加上{b}得几？",
     "帮我算{a}+{b}",
@@ -92,10 +92,13 @@ def assistant() -> Assistant:
 def to_learn(tokenizer: Tokenizer, questions: Sequence[Question], seq_len: int) -> list[Example]:
     """An epoch, none of its examples longer than a context of seq_len. A few wordings teach a whole
     answer; most only its first tokens until no other answer begins so, and one more: a wording
-    decides no more, and they cost a third. Refusals come several times. Whole answers, and all of
-    the sums, follow each other in conversations."""
+    decides no more, and they cost a third. Refusals come several times, and begin alike: which one
+    it is cannot be learned. Whole answers, and all sums, follow each other in conversations."""
     rng, examples, whole = random.Random(SEED), list[Example](), list[Question]()
-    ends = _telling(tokenizer, {question.answer for question in questions})
+    known = {question.answer for question in questions if question.kind != "unknown"}
+    refusals = {question.answer for question in questions if question.kind == "unknown"}
+    ends = _telling(tokenizer, known)
+    ends |= {answer: _telling(tokenizer, known | {answer})[answer] for answer in refusals}
     for question in questions:
         for _ in range(TIMES.get(question.kind, 1)):
             if question.kind == "sum" or rng.random() < WHOLE:
