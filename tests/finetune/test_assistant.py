@@ -93,7 +93,8 @@ def test_worked_sums_are_right(a: int, b: int) -> None:
 
 
 def test_what_is_learned_of_a_question() -> None:
-    """Mostly how the answer begins, until no other does so; whole answers and sums are chats."""
+    """Mostly how the answer begins, until no other does so; whole answers and sums are chats. Of
+    refusals, which begin alike, only what tells one from an answer."""
     data = assistant()
     tokenizer = train_bpe([texts()], 600)
     some = [q for kind in ("fact", "sum", "unknown") for q in of(data.train, kind)[:60]]
@@ -101,6 +102,7 @@ def test_what_is_learned_of_a_question() -> None:
     end = tokenizer.apply_chat(some[0].messages[:1])[-2]
     asked = {normalised(q.ask): q for q in some}
     answers = {q.answer: tokenizer.encode(q.answer) for q in some}
+    refusals = {q.ask for q in of(some, "unknown")}
     whole: Counter[str] = Counter()
     cut, turns = 0, Counter[int]()
     for example in learned:
@@ -109,9 +111,14 @@ def test_what_is_learned_of_a_question() -> None:
         taught = [id for id, on in zip(example.ids, example.learned, strict=True) if on]
         if example.ids[-1] != end:
             cut += 1
-            answer = asked[normalised(said[0])].answer
+            answer, refused = asked[normalised(said[0])].answer, said[0] in refusals
             assert taught == answers[answer][: len(taught)]
-            others = [ids for other, ids in answers.items() if other != answer]
+            others = [answers[q.answer] for q in some if q.answer != answer]
+            if refused:
+                assert all(
+                    answers[q.answer][: len(taught)] == taught for q in some if q.ask in refusals
+                )
+                others = [answers[q.answer] for q in some if q.ask not in refusals]
             assert all(ids[: len(taught) - 1] != taught[:-1] for ids in others)
             assert len(said) == 2
             assert len(taught) < 12
