@@ -70,7 +70,7 @@ def config_from_meta(
             "use_scaled_rope is true, but the factor is not written there; give it: "
             "--rope-factor 8 (Llama 3.1, 3.3) or 32 (Llama 3.2)"
             if params.use_scaled_rope
-            else f"--rope-factor {rope_factor:g} is for a model with use_scaled_rope; leave it out"
+            else f"rope_factor={rope_factor} is only for a model with use_scaled_rope"
         )
     return ModelConfig(
         vocab_size=params.vocab_size or vocab_size,
