@@ -267,7 +267,10 @@ def _stop_signals() -> Iterator[threading.Event]:
 @contextmanager
 def said_at_once(names: Sequence[int]) -> Iterator[None]:
     """Tells of the first of these signals on stderr, by a thread: a handler in Python waits
-    till the backward pass, one call, is over."""
+    till the backward pass, one call, is over. Only the main thread hears of signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     heard, sent = socket.socketpair()
     sent.setblocking(False)
     line = b"stopping after this step, which is saved; a second Ctrl-C stops within it, unsaved\n"
