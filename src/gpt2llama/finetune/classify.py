@@ -175,9 +175,11 @@ class TextBatches:
 
 def batch_logits(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
     """(N, K) fp32 and the classes (N,) of a batch's N texts."""
-    hidden = model.hidden(batch.ids, attention_mask=batch.documents, positions=batch.positions)
-    ends = batch.targets != IGNORED
-    return model.logits(hidden[ends]).float(), batch.targets[ends]
+    ends = (batch.targets != IGNORED).flatten().nonzero()[:, 0]
+    hidden = model.hidden(
+        batch.ids, attention_mask=batch.documents, positions=batch.positions, keep=ends
+    )
+    return model.logits(hidden).float(), batch.targets.flatten()[ends]
 
 
 def weighted_loss(weights: Tensor | None) -> Objective:

@@ -46,11 +46,9 @@ def summed_loss(
     learned: where those are, counted through the flattened batch, so that no others get logits: in
     tuning most are masked, and the head is a third of a small model's work.
     """
-    hidden = model.hidden(ids, attention_mask=documents, positions=positions).flatten(0, 1)
-    targets = targets.flatten()
-    if learned is not None:
-        hidden, targets = hidden.index_select(0, learned), targets.index_select(0, learned)
-    logits = model.logits(hidden).float()
+    hidden = model.hidden(ids, attention_mask=documents, positions=positions, keep=learned)
+    targets = targets.flatten() if learned is None else targets.flatten()[learned]
+    logits = model.logits(hidden.flatten(0, -2)).float()
     if not torch.compiler.is_compiling():
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     # The same in a form that compiles to faster code: its backward compares int32, not int64.
