@@ -16,7 +16,8 @@ import torch
 import gpt2llama as g
 from gpt2llama.cli._progress import TrainingProgress
 from gpt2llama.errors import ConfigError, DataError, InputError
-from gpt2llama.finetune.instruct import SHORT_TUNE, InstructConfig, InstructRun, instruct
+from gpt2llama.finetune.examples import Example
+from gpt2llama.finetune.instruct import SHORT_TUNE, InstructConfig, InstructRun, instruct, packed
 from gpt2llama.finetune.lora import LoraConfig
 from gpt2llama.generate.chat import Chat
 from gpt2llama.model.presets import preset
@@ -62,6 +63,23 @@ def test_it_learns_to_answer(base: Path, tmp_path: Path) -> None:
     assert tokenizer is not None
     for question, answer in PAIRS:
         assert "".join(Chat(model, tokenizer).say(question)) == answer
+
+
+def test_rows_are_as_long_as_the_longest_example_needs() -> None:
+    def of(*lengths: int) -> list[Example]:
+        return [Example([n] * (n + 1), [True] * (n + 1)) for n in lengths]
+
+    for lengths, held, context, expected in (
+        ((30, 40, 30), (20,), 8192, 512),
+        ((30, 700), (20,), 8192, 700),
+        ((30, 40), (900,), 8192, 900),
+        ((30, 40), (20,), 64, 64),
+    ):
+        found = packed(of(*lengths), context, of(*held), 3).in_short_rows()
+        assert (found.seq_len, found.skipped, found.examples) == (expected, 3, len(lengths))
+        for rows, given in ((found.rows, lengths), (found.held_out, held)):
+            assert sorted(e.ids[0] for row in rows for e in row) == sorted(given)
+            assert all(sum(len(e.ids) - 1 for e in row) <= expected for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..model.transformer import Transformer
     from ..tokenizer import Tokenizer
 
+SHORTEST_ROWS = 512  # tokens, unless the context is shorter
 # For minutes of tuning: the learning rates are those of full tuning of small models.
 SHORT_TUNE = TrainConfig(
     lr=1e-3, schedule="cosine", warmup_steps=20, weight_decay=0.0, batch_size=8, min_lr=0.05,
@@ -101,11 +102,22 @@ class InstructRun:
 class Prepared:
     """What a run learns from, and what it makes of it."""
 
+    seq_len: int  # of a row
     rows: list[list[Example]]
     held_out: list[list[Example]]
     examples: int
     skipped: int  # too long for seq_len
     learned_tokens: int  # targets of an epoch
+
+    def in_short_rows(self) -> Prepared:
+        """No longer than the longest example needs: attention over a long context is slow, and a
+        step of few and short examples would hold each many times."""
+        rows, held_out = (list(chain.from_iterable(part)) for part in (self.rows, self.held_out))
+        longest = max(len(example.ids) - 1 for example in rows + held_out)
+        seq_len = max(longest, SHORTEST_ROWS)
+        if seq_len >= self.seq_len:
+            return self
+        return packed(rows, seq_len, held_out, self.skipped)
 
     def digest(self) -> str:
         """sha256 of all tokens and of which of them are learned."""
@@ -157,6 +169,7 @@ def packed(
     examples: Sequence[Example], seq_len: int, held_out: Sequence[Example] = (), skipped: int = 0
 ) -> Prepared:
     return Prepared(
+        seq_len=seq_len,
         rows=pack(examples, seq_len),
         held_out=pack(held_out, seq_len),
         examples=len(examples),
@@ -178,7 +191,7 @@ def make_trainer(
     report: Callable[[dict[str, Any]], None] = lambda line: None,
 ) -> Trainer:
     """A trainer of the answers' cross entropy; store: what of the model a checkpoint holds."""
-    seq_len = train.seq_len or model.config.max_seq_len
+    seq_len = data.seq_len
     if neftune is not None:
         model.embed_tokens.register_forward_hook(partial(_add_noise, neftune))
     scored = HeldOut(partial(in_order, data.held_out, max(1, 4096 // seq_len), seq_len))
@@ -220,6 +233,7 @@ def instruct(
     """Tunes the model at `begin` on JSONL files, each with its weight, in the run folder `out`.
 
     lora: only adapters learn, and the run's checkpoints are adapters; without it the whole model.
+    train: without seq_len, rows are as long as the longest conversation, at least SHORTEST_ROWS.
     steps: instead of how.epochs. report: a line of metrics.jsonl, and the steps in all. Raises
     what `load`, `read_conversations` and training raise; TokenizerError for a tokenizer without a
     chat template, ConfigError for other settings, data or weights than a resumed run was begun
@@ -227,23 +241,25 @@ def instruct(
     """
     how = how or InstructConfig()
     model, tokenizer = load_to_tune(str(begin), train.seq_len)
-    seq_len = train.seq_len or model.config.max_seq_len
+    most = train.seq_len or model.config.max_seq_len
     prepared = prepare(
         tokenizer,
         [list(read_conversations(path)) for path, _ in data],
         [weight for _, weight in data],
-        seq_len,
+        most,
         train.seed,
         how.held_out if held_out is None else list(read_conversations(held_out)),
     )
+    if train.seq_len is None:
+        prepared = prepared.in_short_rows()
     an_epoch = len(prepared.rows) / (train.batch_size * train.accumulate)
     train = train.replace(steps=steps or max(1, math.ceil(how.epochs * an_epoch)))
     held = sum(map(len, prepared.held_out))
     say(
         f"{counted(prepared.examples, 'conversation')} an epoch in "
-        f"{counted(len(prepared.rows), 'row')} of {seq_len} tokens, "
+        f"{counted(len(prepared.rows), 'row')} of {prepared.seq_len} tokens, "
         f"{prepared.learned_tokens:,} of them learned; {held:,} held out; "
-        f"{prepared.skipped:,} longer than {seq_len} tokens left out"
+        f"{prepared.skipped:,} longer than {most} tokens left out"
     )
     settings = InstructRun(
         begin=str(begin),
@@ -266,7 +282,7 @@ def instruct(
             train,
             folder,
             neftune=how.neftune,
-            compiled=should_compile(train, model.config, seq_len),
+            compiled=should_compile(train, model.config, prepared.seq_len),
             report=lambda line: report(line, train.steps),
             store=store,
         )
