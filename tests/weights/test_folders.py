@@ -194,6 +194,12 @@ def test_run_folder(tmp_path: Path) -> None:
             load(tmp_path)
 
 
+def test_a_run_that_kept_nothing_yet(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(FileError, match="without a checkpoint; go on with it with --resume"):
+        load(tmp_path)
+
+
 def edit(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
     state = {k: v.clone() for k, v in load_file(folder / "model.safetensors").items()}
     change(state)
