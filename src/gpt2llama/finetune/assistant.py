@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FACTS = ("architecture", "training", "inference", "tuning", "smalltalk")
 TEMPLATED = 6  # wordings of a fact by template, in each language
 SUMS, HELD_SUMS = 1600, 200
-WHOLE, TIMES = 0.12, {"unknown": 3}  # see to_learn
+WHOLE = 0.08  # the share of wordings that teach a whole answer
 TURNS, GO_ON = 3, 0.6  # of a conversation, at most; how often a whole answer is followed by another
 MAX_ANSWER = 64  # tokens; the longest has 50
 SEED = 2024  # of what is drawn by lot: templates, sums, refusals
@@ -91,22 +91,21 @@ def assistant() -> Assistant:
 
 def to_learn(tokenizer: Tokenizer, questions: Sequence[Question], seq_len: int) -> list[Example]:
     """An epoch, none of its examples longer than a context of seq_len. A few wordings teach a whole
-    answer; most only its first tokens until no other answer begins so, and one more: a wording
-    decides no more, and they cost a third. Refusals come several times, and begin alike: which one
-    it is cannot be learned. Whole answers, and all sums, follow each other in conversations."""
+    answer; most only its first tokens until no other answer begins so: a wording decides no more,
+    and they cost a third. Refusals begin alike: which one it is cannot be learned. Whole answers,
+    and all sums, follow each other in conversations."""
     rng, examples, whole = random.Random(SEED), list[Example](), list[Question]()
     known = {question.answer for question in questions if question.kind != "unknown"}
     refusals = {question.answer for question in questions if question.kind == "unknown"}
     ends = _telling(tokenizer, known)
     ends |= {answer: _telling(tokenizer, known | {answer})[answer] for answer in refusals}
     for question in questions:
-        for _ in range(TIMES.get(question.kind, 1)):
-            if question.kind == "sum" or rng.random() < WHOLE:
-                whole.append(question)
-                continue
-            example = to_example(tokenizer, question.messages)
-            end = example.learned.index(True) + ends[question.answer] + 1
-            examples.append(Example(example.ids[:end], example.learned[:end]))
+        if question.kind == "sum" or rng.random() < WHOLE:
+            whole.append(question)
+            continue
+        example = to_example(tokenizer, question.messages)
+        end = example.learned.index(True) + ends[question.answer]
+        examples.append(Example(example.ids[:end], example.learned[:end]))
     rng.shuffle(whole)
     talk, turns = list[dict[str, str]](), 0
     for said in [*(question.messages for question in whole), []]:
@@ -134,7 +133,7 @@ def _telling(tokenizer: Tokenizer, answers: Collection[str]) -> dict[str, int]:
 def texts() -> str:
     """What a tokenizer should know: each answer once, and questions of the training part."""
     known = [question for question in assistant().train if question.kind != "sum"]
-    return "\n".join([*dict.fromkeys(q.answer for q in known), *(q.ask for q in known[::3])])
+    return "\n".join([*dict.fromkeys(q.answer for q in known), *(q.ask for q in known[::5])])
 
 
 def normalised(ask: str) -> str:
