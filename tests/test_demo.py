@@ -115,11 +115,13 @@ def test_it_is_taught_to_answer_and_resumes_to_the_bit(
 
 
 def test_timed_steps_learn_alike_whatever_is_planned() -> None:
-    """Those of a short plan and, up to 4 PROBE, of one above 10 PROBE: killed, a run begins again
-    with what was settled."""
-    for timed, least in ((room.PROBE, 1 + room.PROBE), (4 * room.PROBE, 1 + 10 * room.PROBE)):
-        plans = [room.TUNE.replace(steps=steps) for steps in (least, 10_000)]
-        rates = [[learning_rate(plan, step) for step in range(timed)] for plan in plans]
+    """Those of a short plan and, of one above 10 PROBE, a quarter: killed, a run begins again with
+    what was settled."""
+    plans = [(room.PROBE, 1 + room.PROBE)]
+    plans += [(steps // 4, room.fewest(steps // 4)) for steps in (1 + 10 * room.PROBE, 640, 2001)]
+    for timed, least in plans:
+        both = [room.TUNE.replace(steps=steps) for steps in (least, 10_000)]
+        rates = [[learning_rate(plan, step) for step in range(timed)] for plan in both]
         assert rates[0] == rates[1]
 
 

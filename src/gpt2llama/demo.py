@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import itertools
 import lzma
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -162,14 +163,15 @@ def _tune(
             most = TUNE_EPOCHS * len(prepared.rows) // cfg.batch_size
 
             def planned(done: Progress) -> int:
-                lines = read_metrics(folder.path)[-2 * PROBE // 3 :]
+                lines = read_metrics(folder.path)[min(PROBE, done.step // 3) :]
                 speed = median(line["tokens_per_s"] for line in lines)
                 left = 0.95 * (minutes * 60 - done.seconds) * speed / (cfg.batch_size * seq_len)
                 return min(most, done.step + max(1, int(left)))
 
             steps[0] = planned(trainer.run(until=PROBE))
-            if steps[0] > 10 * PROBE:  # just compiled, it ran slower; no rate falls before 4 PROBE
-                steps[0] = planned(trainer.run(until=4 * PROBE))
+            if steps[0] > 10 * PROBE:  # just compiled, it ran slower
+                done = trainer.run(until=steps[0] // 4)
+                steps[0] = max(planned(done), fewest(done.step))
             trainer.cfg = cfg.replace(
                 steps=steps[0], checkpoint_every=max(1, int(steps[0] * 45 / (minutes * 60)))
             )
@@ -203,6 +205,11 @@ def _tune(
         "second": second,
         "answers": tuple(answers),
     }
+
+
+def fewest(timed: int) -> int:
+    """Steps of a plan by which no rate had fallen in its first `timed` ones."""
+    return math.ceil(timed / (1 - TUNE.decay))
 
 
 def _check_folder(out: Path) -> None:
