@@ -52,6 +52,7 @@ class TrainingProgress:
         )
         self._task: TaskID | None = None
         self._shown = time.monotonic()
+        self._from = (0, 0.0)  # a stage's first step that was told of, and the seconds until then
 
     def __enter__(self) -> TrainingProgress:
         return self
@@ -66,6 +67,9 @@ class TrainingProgress:
     def update(self, line: dict[str, Any], steps: int) -> None:
         """`steps`: of the whole run; nothing is shown while it is 0, not known."""
         self.last |= line
+        first, before = self._from
+        if not 0 < first < line["step"]:  # what went before, such as compiling, tells no speed
+            self._from = first, before = line["step"], line["seconds"]
         if not steps:
             return
         if self._task is None:
@@ -81,7 +85,7 @@ class TrainingProgress:
             log.print(f"step {line['step']:,}: held out {line['bits_per_byte']:.3f} bits per byte")
         elif "held_out_loss" in line:
             log.print(f"step {line['step']:,}: held-out loss {line['held_out_loss']:.3f}")
-        elif not log.is_terminal and now - self._shown > 10:
-            left = (steps - line["step"]) * line["seconds"] / line["step"]
+        elif not log.is_terminal and now - self._shown > 10 and line["step"] > first:
+            left = (steps - line["step"]) * (line["seconds"] - before) / (line["step"] - first)
             log.print(f"step {line['step']:,}/{steps:,}: {figures}, {left:.0f} s left")
             self._shown = now
