@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FACTS = ("architecture", "training", "inference", "tuning", "smalltalk")
 TEMPLATED = 6  # wordings of a fact by template, in each language
-SUMS, HELD_SUMS = 1600, 200
+SUMS, HELD_SUMS = 2800, 200
 WHOLE = 0.08  # the share of wordings that teach a whole answer
 TURNS, GO_ON = 3, 0.6  # of a conversation, at most; how often a whole answer is followed by another
 MAX_ANSWER = 64  # tokens; the longest has 50
