@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 
 MODEL = preset("zh-3m")
 PROMPT = "却说曹操"
-PROBE = 12  # steps that are timed before a run's length is settled: they lie in the warm-up
+PROBE = 12  # steps that are timed first: they lie in the warm-up
+SAVE_EVERY = 45  # seconds
 MAX_EPOCHS, TUNE_EPOCHS = 10, 12  # past that a model of this size learns by heart
-TUNE = SHORT_RUN.replace(batch_size=32, lr=4e-3)
+TUNE = SHORT_RUN.replace(batch_size=32, lr=4e-3, steps=1_000_000)  # until they are settled
 QUESTIONS = ("你好", "RoPE 是什么？", "为什么要用 KV 缓存？", "37+48等于多少？", "明天会下雨吗？")
 
 
@@ -169,12 +170,12 @@ def _tune(
                 return min(most, done.step + max(1, int(left)))
 
             steps[0] = planned(trainer.run(until=PROBE))
-            if steps[0] > 10 * PROBE:  # just compiled, it ran slower
+            every = max(1, int(steps[0] * SAVE_EVERY / (minutes * 60)))
+            trainer.cfg = cfg.replace(checkpoint_every=every)
+            if steps[0] > 10 * PROBE:  # the first steps are slow; in a quarter no rate has fallen
                 done = trainer.run(until=steps[0] // 4)
-                steps[0] = max(planned(done), fewest(done.step))
-            trainer.cfg = cfg.replace(
-                steps=steps[0], checkpoint_every=max(1, int(steps[0] * 45 / (minutes * 60)))
-            )
+                steps[0] = max(planned(done), shortest(done.step))
+            trainer.cfg = trainer.cfg.replace(steps=steps[0])
             run = RunConfig(model=model.config, train=trainer.cfg, data="assistant", begin=str(out))
             folder.write_text("config.toml", run.to_toml())
         epochs = steps[0] * cfg.batch_size / len(prepared.rows)
@@ -207,8 +208,8 @@ def _tune(
     }
 
 
-def fewest(timed: int) -> int:
-    """Steps of a plan by which no rate had fallen in its first `timed` ones."""
+def shortest(timed: int) -> int:
+    """Steps of the shortest plan whose rate is constant in its first `timed` ones."""
     return math.ceil(timed / (1 - TUNE.decay))
 
 
@@ -261,7 +262,7 @@ def _plan(
     trainer.cfg = run.train.replace(
         steps=steps[0],
         eval_every=max(1, steps[0] // 8) if cheap else None,
-        checkpoint_every=max(1, int(steps[0] * 45 / (minutes * 60))),
+        checkpoint_every=max(1, int(steps[0] * SAVE_EVERY / (minutes * 60))),
     )
     run = replace(run, train=trainer.cfg)
     folder.write_text("config.toml", run.to_toml())

@@ -9,6 +9,7 @@ import pytest
 
 from gpt2llama.finetune.assistant import (
     REFUSALS,
+    WHOLE,
     Question,
     asked_second,
     assistant,
@@ -128,9 +129,10 @@ def test_what_is_learned_of_a_question() -> None:
             assert taught == [id for text in said[1::2] for id in (*tokenizer.encode(text), end)]
             assert [asked[normalised(ask)].answer for ask in said[::2]] == said[1::2]
         assert len(example.ids) <= 201
-    assert 0.89 < cut / 400 < 0.95
-    assert sum(whole.values()) == 400 - cut + 200
-    assert all(whole[q.ask] == 1 for q in of(some, "sum"))
+    assert sum(whole.values()) + cut == 600
+    assert set(whole.values()) == {1}
+    of_each = Counter(asked[normalised(ask)].answer for ask in whole)
+    assert of_each == {a: min(WHOLE, n) for a, n in Counter(q.answer for q in some).items()}
     assert set(turns) == {1, 2, 3}
 
 

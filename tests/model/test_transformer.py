@@ -64,13 +64,13 @@ def test_any_combination_equals_the_reference(cfg: ModelConfig, seed: int) -> No
 
 @few
 @given(configs(), st.integers(0, 99), st.lists(st.integers(0, 2 * CONTEXT - 1), max_size=5))
-def test_places_to_keep_are_those_of_the_whole(
+def test_chosen_places_are_those_of_the_whole(
     cfg: ModelConfig, seed: int, places: list[int]
 ) -> None:
     model, ids = make(cfg, seed), tokens(2, CONTEXT, seed=seed)
-    keep = torch.tensor(places, dtype=torch.long)
+    chosen = torch.tensor(places, dtype=torch.long)
     weights, found = list(model.requires_grad_().parameters()), []
-    for hidden in (model.hidden(ids, keep=keep), model.hidden(ids).flatten(0, 1)[keep]):
+    for hidden in (model.hidden(ids, places=chosen), model.hidden(ids).flatten(0, 1)[chosen]):
         learned = torch.autograd.grad(hidden.square().sum(), weights, allow_unused=True)
         zeros = [
             torch.zeros_like(p) if g is None else g for p, g in zip(weights, learned, strict=True)

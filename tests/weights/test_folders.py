@@ -196,7 +196,7 @@ def test_run_folder(tmp_path: Path) -> None:
 
 def test_a_run_that_kept_nothing_yet(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(FileError, match="without a checkpoint; go on with it with --resume"):
+    with pytest.raises(FileError, match="names no checkpoint yet; let its own command go on"):
         load(tmp_path)
 
 

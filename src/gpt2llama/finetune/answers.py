@@ -196,7 +196,7 @@ def token_logprobs(
     Only the targets go through the head. temperature, vocab_size: as an answer was sampled with.
     """
     counted = targets != IGNORED
-    hidden = model.hidden(ids, keep=counted.flatten().nonzero()[:, 0])
+    hidden = model.hidden(ids, places=counted.flatten().nonzero()[:, 0])
     logits = model.logits(hidden)[:, :vocab_size].float() / temperature
     found = -F.cross_entropy(logits, targets[counted], reduction="none")
     return found.new_zeros(targets.shape).masked_scatter(counted, found)

@@ -1,7 +1,7 @@
 """The data set of the small assistant: facts about language models, small talk, sums, and what it
 does not know. Written for this project; the texts lie in data/assistant/*.toml.
 
-Each fact has some seventy wordings, written one by one (`ask`), and names that fit into the
+Each fact has over a hundred wordings, written one by one (`ask`), and names that fit into the
 templates of its intent (what, why, how …). Other wordings, questions outside the subject (both
 `held`) and sums are held out: no model has seen them, nor had who wrote most of `ask`.
 """
@@ -12,7 +12,7 @@ import itertools
 import random
 import re
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FACTS = ("architecture", "training", "inference", "tuning", "smalltalk")
 TEMPLATED = 6  # wordings of a fact by template, in each language
 SUMS, HELD_SUMS = 2800, 200
-WHOLE = 0.08  # the share of wordings that teach a whole answer
+WHOLE = 9  # wordings of each answer that teach all of it
 TURNS, GO_ON = 3, 0.6  # of a conversation, at most; how often a whole answer is followed by another
 MAX_ANSWER = 64  # tokens; the longest has 50
 SEED = 2024  # of what is drawn by lot: templates, sums, refusals
@@ -90,22 +90,25 @@ def assistant() -> Assistant:
 
 
 def to_learn(tokenizer: Tokenizer, questions: Sequence[Question], seq_len: int) -> list[Example]:
-    """An epoch, none of its examples longer than a context of seq_len. A few wordings teach a whole
-    answer; most only its first tokens until no other answer begins so: a wording decides no more,
-    and they cost a third. Refusals begin alike: which one it is cannot be learned. Whole answers,
-    and all sums, follow each other in conversations."""
-    rng, examples, whole = random.Random(SEED), list[Example](), list[Question]()
+    """An epoch, none of its examples longer than a context of seq_len. A few wordings of an answer
+    (of a sum's, the one) teach all of it, and follow each other in conversations; the others only
+    its first tokens until no other answer begins so: a wording decides no more, and they cost a
+    third. Refusals begin alike: which one it is cannot be learned."""
+    rng, examples = random.Random(SEED), list[Example]()
+    asked = defaultdict[str, list[Question]](list)
     known = {question.answer for question in questions if question.kind != "unknown"}
     refusals = {question.answer for question in questions if question.kind == "unknown"}
     ends = _telling(tokenizer, known)
     ends |= {answer: _telling(tokenizer, known | {answer})[answer] for answer in refusals}
     for question in questions:
-        if question.kind == "sum" or rng.random() < WHOLE:
-            whole.append(question)
-            continue
-        example = to_example(tokenizer, question.messages)
-        end = example.learned.index(True) + ends[question.answer]
-        examples.append(Example(example.ids[:end], example.learned[:end]))
+        asked[question.answer].append(question)
+    for answer, wordings in asked.items():
+        rng.shuffle(wordings)
+        for question in wordings[WHOLE:]:
+            example = to_example(tokenizer, question.messages)
+            end = example.learned.index(True) + ends[answer]
+            examples.append(Example(example.ids[:end], example.learned[:end]))
+    whole = [question for wordings in asked.values() for question in wordings[:WHOLE]]
     rng.shuffle(whole)
     talk, turns = list[dict[str, str]](), 0
     for said in [*(question.messages for question in whole), []]:

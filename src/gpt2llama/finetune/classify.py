@@ -177,7 +177,7 @@ def batch_logits(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
     """(N, K) fp32 and the classes (N,) of a batch's N texts."""
     ends = (batch.targets != IGNORED).flatten().nonzero()[:, 0]
     hidden = model.hidden(
-        batch.ids, attention_mask=batch.documents, positions=batch.positions, keep=ends
+        batch.ids, attention_mask=batch.documents, positions=batch.positions, places=ends
     )
     return model.logits(hidden).float(), batch.targets.flatten()[ends]
 

@@ -110,8 +110,8 @@ class Prepared:
     learned_tokens: int  # targets of an epoch
 
     def in_short_rows(self) -> Prepared:
-        """No longer than the longest example needs: attention over a long context is slow, and a
-        step of few and short examples would hold each many times."""
+        """The same in rows as long as the longest example, at least SHORTEST_ROWS: attention over a
+        long context is slow, and a batch of long rows would hold a small set several times."""
         rows, held_out = (list(chain.from_iterable(part)) for part in (self.rows, self.held_out))
         longest = max(len(example.ids) - 1 for example in rows + held_out)
         seq_len = max(longest, SHORTEST_ROWS)

@@ -123,12 +123,12 @@ class Block(nn.Module):
         self.attn_norm, self.mlp_norm = make_norm(cfg), make_norm(cfg)
         self.self_attn, self.mlp = Attention(cfg, layer), MLP(cfg)
 
-    def forward(self, x: Tensor, keep: Tensor | None, *how: Any) -> Tensor:
-        heard = self.dropout(self.self_attn(self.attn_norm(x) if self.pre else x, *how))
-        x = x + heard if self.pre else self.attn_norm(x + heard)
-        x = x if keep is None else x.flatten(0, 1).index_select(0, keep)
-        told = self.dropout(self.mlp(self.mlp_norm(x) if self.pre else x))
-        return x + told if self.pre else self.mlp_norm(x + told)
+    def forward(self, x: Tensor, places: Tensor | None, *how: Any) -> Tensor:
+        attended = self.dropout(self.self_attn(self.attn_norm(x) if self.pre else x, *how))
+        x = x + attended if self.pre else self.attn_norm(x + attended)
+        x = x if places is None else x.flatten(0, 1).index_select(0, places)
+        update = self.dropout(self.mlp(self.mlp_norm(x) if self.pre else x))
+        return x + update if self.pre else self.mlp_norm(x + update)
 
 
 class Transformer(nn.Module):
@@ -192,10 +192,10 @@ class Transformer(nn.Module):
         attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
         weights: list[Tensor] | None = None,
-        keep: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> Tensor:
         """(B, T, D) after the final norm; as of forward; `weights` gathers attention's.
-        keep: (N,), places in the flattened batch, for (N, D) with less work than choosing later."""
+        places: (N,) of B·T, for their (N, D) alone: the last MLP is spared all others."""
         positions, mask = self._place(ids, cache, attention_mask, positions)
         x = self.embed_tokens(ids) * self.scale
         if self.embed_positions is not None:
@@ -203,7 +203,7 @@ class Transformer(nn.Module):
         rope = None if self.rope is None else self.rope(positions, x.dtype)
         x = self.dropout(x)
         for layer in self.layers:
-            x = layer(x, keep if layer is self.layers[-1] else None, rope, mask, cache, weights)
+            x = layer(x, places if layer is self.layers[-1] else None, rope, mask, cache, weights)
         if cache is not None:
             cache.commit()
         return self.norm(x)

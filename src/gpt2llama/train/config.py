@@ -37,7 +37,7 @@ class TrainConfig(CheckedFields):
 
     steps: int = 1000
     batch_size: int = 16
-    seq_len: int | None = None  # None: the model's max_seq_len
+    seq_len: int | None = None  # None: the model's max_seq_len, or what a tuning needs of it
     accumulate: int = 1
     lr: float = 1e-3
     optimizer: Literal["adamw", "muon"] = "adamw"

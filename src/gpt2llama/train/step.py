@@ -43,10 +43,10 @@ def summed_loss(
 ) -> Tensor:
     """Cross entropy in nats, summed over the targets that are not IGNORED.
 
-    learned: where those are, counted through the flattened batch, so that no others get logits: in
-    tuning most are masked, and the head is a third of a small model's work.
+    learned: where those are, counted through the flattened batch, so that no others get logits or
+    the last MLP: in tuning most are masked, and the head is a third of a small model's work.
     """
-    hidden = model.hidden(ids, attention_mask=documents, positions=positions, keep=learned)
+    hidden = model.hidden(ids, attention_mask=documents, positions=positions, places=learned)
     targets = targets.flatten() if learned is None else targets.flatten()[learned]
     logits = model.logits(hidden.flatten(0, -2)).float()
     if not torch.compiler.is_compiling():

@@ -126,7 +126,9 @@ def _open_whole(place: Path, ignore_keys: Collection[str], rope_factor: float | 
 
             return openai.open_model(place, ignore_keys)
         if (place / "metrics.jsonl").is_file():
-            raise FileError(f"{place} is a run without a checkpoint; go on with it with --resume")
+            raise FileError(
+                f"{place} is a run that names no checkpoint yet; let its own command go on"
+            )
         if place.is_dir():
             raise FileError(f"{place} has no config.json, params.json, hparams.json or ckpt.pt")
         if place.name == "params.json" or place.suffix in (".safetensors", ".json", ".pth"):
