@@ -83,17 +83,26 @@ def test_rows_are_as_long_as_the_longest_example_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("neftune", "lora"), [(None, None), (5.0, None), (5.0, LoraConfig(rank=4, dropout=0.1))]
+    ("neftune", "lora", "seq_len"),
+    [(None, None, 40), (5.0, None, None), (5.0, LoraConfig(rank=4, dropout=0.1), 40)],
 )
 def test_resumed_is_undisturbed(
-    base: Path, neftune: float | None, lora: LoraConfig | None, tmp_path: Path
+    base: Path,
+    neftune: float | None,
+    lora: LoraConfig | None,
+    seq_len: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To the bit: dropout's and the noise's random numbers, the order of rows, the best score."""
-    train = TRAIN.replace(eval_every=4, checkpoint_every=5)
+    monkeypatch.setattr("gpt2llama.finetune.instruct.SHORTEST_ROWS", 45)
+    train = TRAIN.replace(eval_every=4, checkpoint_every=5, seq_len=seq_len)
     how = ALL.replace(held_out=0.25, neftune=neftune)
     data: Any = [(base / "pairs.jsonl", 1.5)]
     settings: Any = {"steps": 16, "lora": lora}
-    instruct(base / "model", data, tmp_path / "whole", train, how, **settings)
+    said: list[str] = []
+    instruct(base / "model", data, tmp_path / "whole", train, how, say=said.append, **settings)
+    assert f"of {seq_len or 45} tokens" in said[0]
 
     def stop(line: dict[str, Any], steps: int) -> None:
         if line["step"] == 7:
