@@ -1,7 +1,8 @@
 """How fast answers are learned: packed rows beside padded ones, and beside trl; see README.md.
 
-All train zh-3m on the same examples, the shipped assistant's, and count real tokens: neither the
-padding nor an example's last token, which is only a target. Rounds run every system in turn.
+All train zh-3m on the same examples, the shipped assistant's (each answer whole, or with
+--as-demo what the demo learns of them), and count real tokens: neither the padding nor an
+example's last token, which is only a target. Rounds run every system in turn.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from rich.table import Table
 
 import gpt2llama as g
 from gpt2llama.data.batches import IGNORED, Batch
-from gpt2llama.finetune.assistant import assistant, texts
+from gpt2llama.finetune.assistant import assistant, texts, to_learn
 from gpt2llama.finetune.examples import Example, to_example
 from gpt2llama.finetune.instruct import SHORT_TUNE, make_trainer, packed
 from gpt2llama.machine import peak_rss
@@ -164,7 +165,7 @@ def systems(an_example: float) -> list[System]:
     ]
 
 
-def write_inputs(folder: Path, most: int | None) -> dict[str, float]:
+def write_inputs(folder: Path, most: int | None, as_demo: bool) -> dict[str, float]:
     """The model in our format and Hugging Face's, and the examples; what these are like."""
     tokenizer = train_bpe([texts()], CFG.vocab_size)
     torch.manual_seed(SEED)
@@ -173,8 +174,12 @@ def write_inputs(folder: Path, most: int | None) -> dict[str, float]:
     g.save(model, tokenizer, folder / "hf", format="hf")
     asked = assistant().train
     random.Random(SEED).shuffle(asked)
-    examples = [to_example(tokenizer, question.messages) for question in asked[:most]]
-    examples = [example for example in examples if len(example.ids) - 1 <= CONTEXT]
+    if as_demo:
+        examples = to_learn(tokenizer, asked[:most], CONTEXT)
+        random.Random(SEED).shuffle(examples)
+    else:
+        examples = [to_example(tokenizer, question.messages) for question in asked[:most]]
+        examples = [example for example in examples if len(example.ids) - 1 <= CONTEXT]
     lines = [[example.ids, example.learned] for example in examples]
     (folder / "examples.json").write_text(json.dumps(lines), encoding="utf-8")
     lengths = [len(example.ids) - 1 for example in examples]
@@ -276,6 +281,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15, help="timed, of each system a round")
     parser.add_argument("--repeats", type=int, default=7, help="rounds")
     parser.add_argument("--examples", type=int, help="at most; all unless given")
+    parser.add_argument("--as-demo", action="store_true", help="most answers cut, some in chats")
     parser.add_argument("--note", default="", help="kept with the figures: what else ran")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/instruct_speed.json"))
     args = parser.parse_args()
@@ -283,7 +289,7 @@ def main() -> None:
         parser.error("--steps and --repeats at least 1")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        about = write_inputs(folder, args.examples)
+        about = write_inputs(folder, args.examples, args.as_demo)
         asked = systems(about["mean_tokens"])
         rows = measure(asked, folder, args.steps, args.repeats)
     cpu = torch.cpu.get_capabilities()

@@ -47,7 +47,9 @@ PROMPT = "却说曹操"
 PROBE = 12  # steps that are timed first: they lie in the warm-up
 SAVE_EVERY = 45  # seconds
 MAX_EPOCHS, TUNE_EPOCHS = 10, 12  # past that a model of this size learns by heart
-TUNE = SHORT_RUN.replace(batch_size=32, lr=4e-3, steps=1_000_000)  # until they are settled
+# Of some 600 steps, whose gradients soon grow old. The steps stay open until they are timed.
+TRAIN = SHORT_RUN.replace(momentum=0.9, steps=1_000_000)
+TUNE = TRAIN.replace(batch_size=32, lr=4e-3)
 QUESTIONS = ("你好", "RoPE 是什么？", "为什么要用 KV 缓存？", "37+48等于多少？", "明天会下雨吗？")
 
 
@@ -234,13 +236,13 @@ def _plan(
         return make_trainer(run, folder, lambda line: report(line, steps[0]))
     data = folder.path.resolve() / "data"
     tokens = len(TokenData.open(data).train)
-    dtype = computing_dtype(SHORT_RUN, torch.device(pick_device(SHORT_RUN.device)))
+    dtype = computing_dtype(TRAIN, torch.device(pick_device(TRAIN.device)))
     flops = 0.4 * gemm_limit(dtype) * minutes * 60  # a guess at what fits
     guess = flops / flops_per_token(MODEL) / tokens  # epochs
     compiled = can_compile() and flops > WORTH_COMPILING
     run = RunConfig(
         model=MODEL.replace(dropout=0.15 if guess > 4 else 0.0),
-        train=SHORT_RUN.replace(steps=1_000_000, compile="on" if compiled else "off"),
+        train=TRAIN.replace(compile="on" if compiled else "off"),
         data=str(data),
     )
     trainer = make_trainer(run, folder, lambda line: report(line, steps[0]))

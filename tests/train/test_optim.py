@@ -24,12 +24,15 @@ def model(**switches: Any) -> Transformer:
     return Transformer(ModelConfig(**base | switches))
 
 
-def test_muon_equals_torch() -> None:
+@pytest.mark.parametrize("momentum", [0.95, 0.8])
+def test_muon_equals_torch(momentum: float) -> None:
     rng = torch.Generator().manual_seed(0)
     ours = [nn.Parameter(torch.randn(shape, generator=rng)) for shape in SHAPES]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
-    a = Muon(ours, lr=0.1, weight_decay=0.1, dtype=torch.bfloat16)
-    b = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    a = Muon(ours, lr=0.1, weight_decay=0.1, momentum=momentum, dtype=torch.bfloat16)
+    b = torch.optim.Muon(
+        theirs, lr=0.1, weight_decay=0.1, momentum=momentum, adjust_lr_fn="match_rms_adamw"
+    )
     for step in range(6):
         for optimizer in (a, b):
             optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
@@ -88,6 +91,11 @@ def test_who_learns_what(optimizer: Any, tied: bool) -> None:
 def test_betas_reach_adamw() -> None:
     (made,) = make_optimizers(model(), TrainConfig(beta1=0.8, beta2=0.9))
     assert made.defaults["betas"] == (0.8, 0.9)
+
+
+def test_momentum_reaches_muon() -> None:
+    muon, _ = make_optimizers(model(), TrainConfig(optimizer="muon", momentum=0.8))
+    assert muon.defaults["momentum"] == 0.8
 
 
 def test_bf16_only_where_the_device_has_it() -> None:

@@ -155,6 +155,8 @@ def test_set_changes_nothing_else_and_the_last_one_counts() -> None:
         (["max_seq_len=64", "seq_len=65"], "seq_len 65 is above"),
         (["decay=1.5"], "decay=1.5"),
         (["min_lr=2"], "min_lr=2"),
+        (["momentum=1"], "momentum must be below 1 .got 1"),
+        (["beta2=1.5"], "beta2 must be below 1 .got 1.5"),
         (["n_heads=3"], "n_heads"),
     ],
 )

@@ -26,14 +26,17 @@ from ..model.config import ModelConfig
 class TrainConfig(CheckedFields):
     """How one run learns. `steps` are optimiser steps, `warmup_steps` among them.
 
-    `optimizer`: adamw, or muon for the hidden matrices with adamw for the rest. `schedule`: after
-    the warm-up cosine, wsd (constant, then linear over the last `decay` of the steps) or constant,
-    down to `min_lr` times `lr`. `patience`: evaluations without progress before stopping early.
+    `optimizer`: adamw, or muon for the hidden matrices with adamw for the rest; `momentum` is
+    muon's, `beta1` and `beta2` adamw's. `schedule`: after the warm-up cosine, wsd (constant, then
+    linear over the last `decay` of the steps) or constant, down to `min_lr` times `lr`.
+    `patience`: evaluations without progress before stopping early.
     `dtype` auto is bf16 where the device multiplies it natively; weights are fp32 throughout.
     `compile` auto compiles where the run is long enough to earn it and a C++ compiler exists.
     """
 
-    ZERO_ALLOWED: ClassVar = ("warmup_steps", "weight_decay", "min_lr", "seed", "beta1", "beta2")
+    ZERO_ALLOWED: ClassVar = (
+        "warmup_steps", "weight_decay", "min_lr", "seed", "beta1", "beta2", "momentum",
+    )  # fmt: skip
 
     steps: int = 1000
     batch_size: int = 16
@@ -48,6 +51,7 @@ class TrainConfig(CheckedFields):
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
+    momentum: float = 0.95
     clip: float | None = 1.0
     eval_every: int | None = 250
     checkpoint_every: int | None = 250
@@ -64,6 +68,9 @@ class TrainConfig(CheckedFields):
                 "decay and min_lr are shares, at most 1 "
                 f"(got decay={self.decay}, min_lr={self.min_lr})"
             )
+        for name in ("beta1", "beta2", "momentum"):
+            if getattr(self, name) >= 1:
+                raise ConfigError(f"{name} must be below 1 (got {getattr(self, name)})")
 
     def eager(self) -> TrainConfig:
         """For a loss of one's own, which nothing compiles; ConfigError where that was asked for."""

@@ -20,7 +20,7 @@ def make_optimizers(model: nn.Module, cfg: TrainConfig) -> list[Optimizer]:
     hidden = {name: p for name, p in matrices.items() if name.startswith("layers.")}
     optimizers: list[Optimizer] = []
     if cfg.optimizer == "muon" and hidden:
-        optimizers.append(Muon(list(hidden.values()), cfg.lr, cfg.weight_decay))
+        optimizers.append(Muon(list(hidden.values()), cfg.lr, cfg.weight_decay, cfg.momentum))
         matrices = {name: p for name, p in matrices.items() if name not in hidden}
     groups = [
         {"params": list(matrices.values()), "weight_decay": cfg.weight_decay},
@@ -46,7 +46,7 @@ class Muon(Optimizer):
         params: list[nn.Parameter],
         lr: float,
         weight_decay: float,
-        momentum: float = 0.95,
+        momentum: float,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
