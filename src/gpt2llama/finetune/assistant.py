@@ -134,9 +134,9 @@ def _telling(tokenizer: Tokenizer, answers: Collection[str]) -> dict[str, int]:
 
 
 def texts() -> str:
-    """What a tokenizer should know: each answer once, and questions of the training part."""
+    """What a tokenizer should know: each answer once, and the training part's questions."""
     known = [question for question in assistant().train if question.kind != "sum"]
-    return "\n".join([*dict.fromkeys(q.answer for q in known), *(q.ask for q in known[::5])])
+    return "\n".join([*dict.fromkeys(q.answer for q in known), *(q.ask for q in known)])
 
 
 def normalised(ask: str) -> str:
