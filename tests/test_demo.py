@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,27 @@ def test_it_scores_what_it_trained_and_resumes_to_the_bit(tmp_path: Path) -> Non
     torch.testing.assert_close(weights(again), weights(out), rtol=0, atol=0)
 
 
+def test_stopped_before_its_steps_are_settled_it_keeps_what_it_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, went_on = tmp_path / "demo", list[int]()
+
+    def stop(line: dict[str, Any], steps: int) -> None:
+        if line["step"] == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 3"):
+        room.demo(out, 0.05, tune=False, report=stop)
+    begun = RunConfig.read(out / "config.toml")
+    monkeypatch.setattr(room, "gemm_limit", lambda dtype: 1.0)  # a new run would drop nothing out
+    room.demo(out, 0.05, tune=False, report=lambda line, steps: went_on.append(line["step"]))
+    settled = RunConfig.read(out / "config.toml")
+    assert settled.model == begun.model
+    assert settled.model.dropout > 0
+    assert settled.train.compile == begun.train.compile
+    assert went_on == list(range(4, settled.train.steps + 1))
+
+
 def test_it_is_taught_to_answer_and_resumes_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,8 +146,8 @@ def test_timed_steps_learn_alike_whatever_is_planned() -> None:
     what was settled."""
     plans = [(room.PROBE, 1 + room.PROBE)]
     plans += [(steps // 4, room.shortest(steps // 4)) for steps in (1 + 10 * room.PROBE, 640, 2001)]
-    for timed, least in plans:
-        both = [room.TUNE.replace(steps=least), room.TUNE]  # as settled, and as timed
+    for stage, (timed, least) in itertools.product((room.TRAIN, room.TUNE), plans):
+        both = [stage.replace(steps=least), stage]  # as settled, and as timed
         rates = [[learning_rate(plan, step) for step in range(timed)] for plan in both]
         assert rates[0] == rates[1]
 

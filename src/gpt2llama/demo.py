@@ -164,20 +164,7 @@ def _tune(
             steps[0] = cfg.steps
         else:
             most = TUNE_EPOCHS * len(prepared.rows) // cfg.batch_size
-
-            def planned(done: Progress) -> int:
-                lines = read_metrics(folder.path)[min(PROBE, done.step // 3) :]
-                speed = median(line["tokens_per_s"] for line in lines)
-                left = 0.95 * (minutes * 60 - done.seconds) * speed / (cfg.batch_size * seq_len)
-                return min(most, done.step + max(1, int(left)))
-
-            steps[0] = planned(trainer.run(until=PROBE))
-            every = max(1, int(steps[0] * SAVE_EVERY / (minutes * 60)))
-            trainer.cfg = cfg.replace(checkpoint_every=every)
-            if steps[0] > 10 * PROBE:  # the first steps are slow; in a quarter no rate has fallen
-                done = trainer.run(until=steps[0] // 4)
-                steps[0] = max(planned(done), shortest(done.step))
-            trainer.cfg = trainer.cfg.replace(steps=steps[0])
+            _settle(trainer, steps, most, cfg.batch_size * seq_len, minutes * 60)
             run = RunConfig(model=model.config, train=trainer.cfg, data="assistant", begin=str(out))
             folder.write_text("config.toml", run.to_toml())
         epochs = steps[0] * cfg.batch_size / len(prepared.rows)
@@ -210,6 +197,32 @@ def _tune(
     }
 
 
+def _settle(
+    trainer: Trainer, steps: list[int], most: int, a_step: int, seconds: float, after: float = 0.0
+) -> float:
+    """Runs the first steps, a quarter at most, and settles by their tokens/s, which it gives, how
+    many there will be.
+
+    a_step: its tokens. after: of the seconds, those that the steps must leave.
+    """
+    speed = 0.0
+
+    def planned(done: Progress) -> int:
+        nonlocal speed
+        lines = read_metrics(trainer.folder.path)[min(PROBE, done.step // 3) :]
+        speed = median(line["tokens_per_s"] for line in lines)
+        left = 0.95 * (seconds - after - done.seconds) * speed / a_step
+        return min(most, done.step + max(1, int(left)))
+
+    steps[0] = planned(trainer.run(until=PROBE))
+    trainer.cfg = trainer.cfg.replace(checkpoint_every=max(1, int(steps[0] * SAVE_EVERY / seconds)))
+    if steps[0] > 10 * PROBE:  # the first steps are slow; in a quarter no rate has fallen
+        done = trainer.run(until=steps[0] // 4)
+        steps[0] = max(planned(done), shortest(done.step))
+    trainer.cfg = trainer.cfg.replace(steps=steps[0])
+    return speed
+
+
 def shortest(timed: int) -> int:
     """Steps of the shortest plan whose rate is constant in its first `timed` ones."""
     return math.ceil(timed / (1 - TUNE.decay))
@@ -226,14 +239,42 @@ def _plan(
     say: Callable[[str], None],
     report: Callable[[dict[str, Any], int], None],
 ) -> Trainer:
-    """The minutes become a number of steps once, by timing the first few; config.toml keeps it."""
+    """The minutes become a number of steps once, by timing the first ones; config.toml keeps it,
+    and before that what a stopped beginning goes on with."""
     steps = [0]
-    settled = folder.path / "config.toml"
-    if settled.exists():
-        run = RunConfig.read(settled)
+    begun = folder.path / "config.toml"
+    run = RunConfig.read(begun) if begun.exists() else _begin(folder, minutes)
+    trainer = make_trainer(run, folder, lambda line: report(line, steps[0]))
+    if run.train.steps != TRAIN.steps:
         steps[0] = run.train.steps
         say(f"going on with {counted(steps[0], 'step')}, settled before")
-        return make_trainer(run, folder, lambda line: report(line, steps[0]))
+        return trainer
+    how = "compiling and timing" if run.train.compile == "on" else "timing"
+    say(f"{how} the first steps")
+    trainer.run(until=PROBE)
+    assert trainer.held_out is not None
+    mark = time.perf_counter()
+    evaluate(trainer.model, itertools.islice(trainer.held_out.batches(), 2))
+    scored = 2 * 4096 / (time.perf_counter() - mark)  # tokens/s
+    data = TokenData.open(run.data)
+    once = len(data.held_out) / scored  # seconds
+    cheap = once < 0.01 * minutes * 60
+    if not cheap:
+        trainer.held_out = None  # the one score at the end must do
+    a_step = run.train.batch_size * run.seq_len
+    most = MAX_EPOCHS * len(data.train) // a_step
+    after = (3 if cheap else 1.5) * once + 1
+    speed = _settle(trainer, steps, most, a_step, minutes * 60, after)
+    if cheap:
+        trainer.cfg = trainer.cfg.replace(eval_every=max(1, steps[0] // 8))
+    folder.write_text("config.toml", replace(run, train=trainer.cfg).to_toml())
+    epochs = steps[0] * a_step / len(data.train)
+    say(f"{speed:,.0f} tokens/s: {counted(steps[0], 'step')}, {epochs:.1f} epochs")
+    return trainer
+
+
+def _begin(folder: RunFolder, minutes: float) -> RunConfig:
+    """Settles whether to compile and to drop out, by the machine's speed, for all of a run."""
     data = folder.path.resolve() / "data"
     tokens = len(TokenData.open(data).train)
     dtype = computing_dtype(TRAIN, torch.device(pick_device(TRAIN.device)))
@@ -245,32 +286,8 @@ def _plan(
         train=TRAIN.replace(compile="on" if compiled else "off"),
         data=str(data),
     )
-    trainer = make_trainer(run, folder, lambda line: report(line, steps[0]))
-    say("compiling and timing the first steps" if compiled else "timing the first steps")
-    done = trainer.run(until=PROBE)
-    speed = median(line["tokens_per_s"] for line in read_metrics(folder.path)[PROBE // 3 :])
-    assert trainer.held_out is not None
-    begun = time.perf_counter()
-    evaluate(trainer.model, itertools.islice(trainer.held_out.batches(), 2))
-    scored = 2 * 4096 / (time.perf_counter() - begun)  # tokens/s
-    held_out = len(TokenData.open(data).held_out)
-    cheap = 0.01 * minutes * 60 * scored > held_out
-    if not cheap:
-        trainer.held_out = None  # the one score at the end must do
-    left = minutes * 60 - done.seconds - (3 if cheap else 1.5) * held_out / scored - 1
-    a_step = run.train.batch_size * run.seq_len
-    most = MAX_EPOCHS * tokens // a_step
-    steps[0] = min(most, PROBE + max(1, int(0.95 * left * speed / a_step)))
-    trainer.cfg = run.train.replace(
-        steps=steps[0],
-        eval_every=max(1, steps[0] // 8) if cheap else None,
-        checkpoint_every=max(1, int(steps[0] * SAVE_EVERY / (minutes * 60))),
-    )
-    run = replace(run, train=trainer.cfg)
     folder.write_text("config.toml", run.to_toml())
-    epochs = steps[0] * a_step / tokens
-    say(f"{speed:,.0f} tokens/s: {counted(steps[0], 'step')}, {epochs:.1f} epochs")
-    return trainer
+    return run
 
 
 def _xz(text: bytes) -> bytes:
